@@ -1,0 +1,13 @@
+// Everything.
+#pragma once
+
+#include "tileformer/attention.h"
+#include "tileformer/dtype.h"
+#include "tileformer/executor.h"
+#include "tileformer/isa.h"
+#include "tileformer/peak.h"
+#include "tileformer/philox.h"
+#include "tileformer/status.h"
+#include "tileformer/tensor_view.h"
+#include "tileformer/version.h"
+#include "tileformer/workspace.h"
