@@ -1,0 +1,189 @@
+// The cube of units whose accumulators are vector registers: score and output tiles of R rows x kVecs vectors. Rows of
+// the first operand are broadcast word by word, the second is a packed vector of kLanes lanes.
+//
+//   S^T[key][query] = K Q^T     K rows [key][dim], Q packed [dim/W][kLanes]
+//   O^T[d][query]  += V^T P^T   V packed in tiles [d/R][key/W][R], P packed [key/W][kLanes]        W = kElementsPerWord
+#pragma once
+
+namespace tileformer::TILEFORMER_UNIT {
+
+inline constexpr int kLanes = kVecs * kVecLanes;  // queries of a tile
+
+// Around everything that a worker does. Registers need no set-up.
+TF_INLINE void enter_unit() {}
+TF_INLINE void leave_unit() {}
+
+// ---- packed operands -----------------------------------------------------------------------------------------------
+
+TF_INLINE int steps_of(std::int64_t dim) { return static_cast<int>(ceil_div(dim, kElementsPerWord)); }
+TF_INLINE std::int64_t query_words(std::int64_t dim) { return round_up(steps_of(dim), kVecLanes) * kLanes; }
+TF_INLINE std::int64_t key_stride(std::int64_t dim) { return round_up(steps_of(dim), kVecLanes); }
+TF_INLINE std::int64_t output_rows(std::int64_t dim_v) { return dim_v; }
+// Steps of a V tile. The slack takes what a step's store writes past its rows, and keeps tiles off a stride of 4096
+// bytes, at which they would share the sets of the L1 cache.
+TF_INLINE std::int64_t value_tile_steps(std::int64_t key_block) { return key_block / kElementsPerWord + 10; }
+TF_INLINE std::int64_t value_words(std::int64_t dim_v, std::int64_t key_block) {
+  return dim_v * value_tile_steps(key_block) + 2 * kVecLanes;
+}
+
+// dim_v rows are cut into tiles of nearly the same height: full tiles and a small rest would leave the rest bound by
+// the latency of its few accumulators.
+struct OutputTiles {
+  int count, low, high;  // `high` tiles of low + 1 rows come first
+  TF_MEMBER explicit OutputTiles(std::int64_t dim_v)
+      : count(static_cast<int>(ceil_div(dim_v, kOutputRows))),
+        low(static_cast<int>(dim_v / count)),
+        high(static_cast<int>(dim_v % count)) {}
+  TF_MEMBER int rows(int t) const { return low + (t < high); }
+  TF_MEMBER int first_row(int t) const { return t * low + min_of(t, high); }
+};
+
+// V of `keys` rows, zeros up to `padded` rows. The words times zero are added to *nonfinite: it becomes NaN where V has
+// a NaN or an infinity.
+template <class T>
+TF_NOINLINE void pack_values(const typename T::Element* v, std::int64_t stride, int keys, int padded, std::int64_t dim_v,
+                             std::int64_t key_block, Word* out, F* nonfinite) {
+  constexpr int kColumns = kVecLanes * kElementsPerWord;
+  constexpr int kAhead = 16;  // rows between prefetch and use
+  const OutputTiles tiles(dim_v);
+  const std::int64_t tile_steps = value_tile_steps(key_block);
+  alignas(64) Word line[640 + 2 * kVecLanes];
+  F bad = zero();
+  for (int i = 0; i < padded; i += kElementsPerWord) {
+    const typename T::Element* row[kElementsPerWord];
+    for (int e = 0; e < kElementsPerWord; ++e) row[e] = i + e < keys ? v + (i + e) * stride : nullptr;
+    for (std::int64_t d = 0; d < dim_v; d += kColumns) {
+      const typename T::Element* at[kElementsPerWord];
+      for (int e = 0; e < kElementsPerWord; ++e) {
+        at[e] = row[e] ? row[e] + d : nullptr;
+        if (i + e + kAhead < keys) prefetch(row[e] + kAhead * stride + d);
+      }
+      Words words[kElementsPerWord];
+      interleave_rows<T>(at, dim_v - d, words);
+      TF_UNROLL for (int e = 0; e < kElementsPerWord; ++e) {
+        bad = multiply_add(bad, words[e], zero_words());
+        store_words(line + d + e * kVecLanes, words[e]);
+      }
+    }
+    Word* to = out + i / kElementsPerWord * (tiles.low + (tiles.high > 0));
+    const Word* from = line;
+    int t = 0;
+    for (; t < tiles.high; ++t, from += tiles.low + 1, to += (tiles.low + 1) * tile_steps)
+      store_tile_step(to, from, tiles.low + 1);
+    to = out + tiles.first_row(t) * tile_steps + i / kElementsPerWord * tiles.low;
+    for (; t < tiles.count; ++t, from += tiles.low, to += tiles.low * tile_steps)
+      store_tile_step(to, from, tiles.low);
+  }
+  *nonfinite = bad;
+}
+
+[[maybe_unused]] TF_COLD void clear_nonfinite(Word* v, std::int64_t words) {
+  for (std::int64_t i = 0; i < words; ++i) v[i] = finite_word(v[i]);
+}
+
+// ---- products ------------------------------------------------------------------------------------------------------
+
+// The row addresses of a tile: a base every third row, so that scaled indices reach the rest.
+template <int R>
+struct RowCursor {
+  static constexpr int kBases = (R + 2) / 3;
+  const Word* base[kBases];
+  std::int64_t stride;
+  TF_MEMBER RowCursor(const Word* rows, std::int64_t row_stride) : stride(row_stride) {
+    TF_UNROLL for (int i = 0; i < kBases; ++i) base[i] = rows + 3 * i * row_stride;
+  }
+  TF_MEMBER const Word* row(int r) const { return base[r / 3] + r % 3 * stride; }
+  TF_MEMBER void next() {
+    TF_UNROLL for (int i = 0; i < kBases; ++i) ++base[i];
+  }
+};
+
+template <int R>
+TF_INLINE void multiply_rows(RowCursor<R>& rows, const Word*& packed, int steps, F (&acc)[R][kVecs]) {
+  TF_NO_UNROLL for (int s = 0; s < steps; ++s) {
+    Words b[kVecs];
+    TF_UNROLL for (int j = 0; j < kVecs; ++j) b[j] = load_words(packed + j * kVecLanes);
+    TF_UNROLL for (int r = 0; r < R; ++r) {
+      const Words a = broadcast_word(rows.row(r));
+      TF_UNROLL for (int j = 0; j < kVecs; ++j) acc[r][j] = multiply_add(acc[r][j], a, b[j]);
+    }
+    rows.next();
+    packed += kLanes;
+  }
+}
+
+struct TileMax {
+  F lane[kVecs];
+};
+
+// One score tile: kKeyRows keys from k on, stored to s [kKeyRows][kLanes]. The companion's slices run between equal
+// parts of the product. Returns the largest score of each query.
+template <class Companion>
+TF_INLINE TileMax score_tile(const Word* k, std::int64_t stride, const Word* q, int steps, float* s, Companion companion) {
+  F acc[kKeyRows][kVecs];
+  TF_UNROLL for (int r = 0; r < kKeyRows; ++r) TF_UNROLL for (int j = 0; j < kVecs; ++j) acc[r][j] = zero();
+  RowCursor<kKeyRows> rows(k, stride);
+  constexpr int kSlices = Companion::kSlices;
+  companion.begin();
+  TF_UNROLL for (int c = 0; c < kSlices; ++c) {
+    companion.slice(c);
+    multiply_rows<kKeyRows>(rows, q, (c + 1) * steps / kSlices - c * steps / kSlices, acc);
+  }
+  companion.end();
+  TileMax max_of_tile;
+  TF_UNROLL for (int j = 0; j < kVecs; ++j) {
+    F m = acc[0][j];
+    TF_UNROLL for (int r = 1; r < kKeyRows; ++r) m = max(m, acc[r][j]);
+    max_of_tile.lane[j] = m;
+  }
+  TF_UNROLL for (int r = 0; r < kKeyRows; ++r)
+    TF_UNROLL for (int j = 0; j < kVecs; ++j) store(s + r * kLanes + j * kVecLanes, acc[r][j]);
+  return max_of_tile;
+}
+
+template <int R>
+TF_NOINLINE void output_tile(const Word* v, const Word* p, int steps, float* o, bool first) {
+  F acc[R][kVecs];
+  if (first) {
+    TF_UNROLL for (int r = 0; r < R; ++r) TF_UNROLL for (int j = 0; j < kVecs; ++j) acc[r][j] = zero();
+  } else {
+    TF_UNROLL for (int r = 0; r < R; ++r) TF_UNROLL for (int j = 0; j < kVecs; ++j) {
+      acc[r][j] = load(o + r * kLanes + j * kVecLanes);
+      prefetch(o + (R + r) * kLanes + j * kVecLanes);  // the next tile's
+    }
+  }
+  TF_NO_UNROLL for (int s = 0; s < steps; ++s) {
+    Words b[kVecs];
+    TF_UNROLL for (int j = 0; j < kVecs; ++j) b[j] = load_words(p + j * kVecLanes);
+    TF_UNROLL for (int r = 0; r < R; ++r) {
+      const Words a = broadcast_word(v + r);
+      TF_UNROLL for (int j = 0; j < kVecs; ++j) acc[r][j] = multiply_add(acc[r][j], a, b[j]);
+    }
+    v += R;
+    p += kLanes;
+  }
+  TF_UNROLL for (int r = 0; r < R; ++r)
+    TF_UNROLL for (int j = 0; j < kVecs; ++j) store(o + r * kLanes + j * kVecLanes, acc[r][j]);
+}
+
+template <int R = kOutputRows>
+TF_INLINE void output_tile_of(int rows, const Word* v, const Word* p, int steps, float* o, bool first) {
+  if constexpr (R > 1)
+    if (rows < R) return output_tile_of<R - 1>(rows, v, p, steps, o, first);
+  output_tile<R>(v, p, steps, o, first);
+}
+
+// O^T += V^T P^T over keys [begin, end) of the block, multiples of kKeyRows; p at its first word of the block.
+TF_INLINE void outputs(const Word* v, std::int64_t dim_v, std::int64_t key_block, const Word* p, int begin, int end,
+                       float* o, bool first) {
+  const OutputTiles tiles(dim_v);
+  const std::int64_t tile_steps = value_tile_steps(key_block);
+  const int from = begin / kElementsPerWord, steps = end / kElementsPerWord - from;
+  p += from * kLanes;
+  for (int t = 0; t < tiles.count; ++t) {
+    const int rows = tiles.rows(t), row = tiles.first_row(t);
+    output_tile_of(rows, v + row * tile_steps + from * rows, p, steps, o + row * kLanes, first);
+  }
+}
+
+}  // namespace tileformer::TILEFORMER_UNIT

@@ -1,0 +1,134 @@
+// Vector words for AVX2 + FMA + F16C: 8 lanes of fp32.
+#pragma once
+
+#include <immintrin.h>
+
+#include "tile/config.h"
+
+namespace tileformer::TILEFORMER_UNIT {
+
+inline constexpr int kVecLanes = 8;
+using F = __m256;
+using I = __m256i;
+using M = __m256;  // all bits of a lane set or none
+
+TF_INLINE F load(const float* p) { return _mm256_load_ps(p); }
+TF_INLINE F load_unaligned(const float* p) { return _mm256_loadu_ps(p); }
+TF_INLINE void store(float* p, F x) { _mm256_store_ps(p, x); }
+TF_INLINE void store_unaligned(float* p, F x) { _mm256_storeu_ps(p, x); }
+TF_INLINE F zero() { return _mm256_setzero_ps(); }
+TF_INLINE F set(float x) { return _mm256_set1_ps(x); }
+TF_INLINE F broadcast(const float* p) { return _mm256_broadcast_ss(p); }
+TF_INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
+TF_INLINE F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+TF_INLINE F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+TF_INLINE F div(F a, F b) { return _mm256_div_ps(a, b); }
+TF_INLINE F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+// The second operand where either is NaN.
+TF_INLINE F max(F a, F b) { return _mm256_max_ps(a, b); }
+TF_INLINE F min(F a, F b) { return _mm256_min_ps(a, b); }
+TF_INLINE F abs(F x) { return _mm256_andnot_ps(set(-0.0f), x); }
+TF_INLINE F round(F x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+TF_INLINE I load_int(const std::int32_t* p) { return _mm256_load_si256(reinterpret_cast<const I*>(p)); }
+TF_INLINE I set_int(std::int32_t x) { return _mm256_set1_epi32(x); }
+TF_INLINE F as_float(I x) { return _mm256_castsi256_ps(x); }
+TF_INLINE I as_int(F x) { return _mm256_castps_si256(x); }
+TF_INLINE I add_int(I a, I b) { return _mm256_add_epi32(a, b); }
+TF_INLINE I sub_int(I a, I b) { return _mm256_sub_epi32(a, b); }
+template <int kBits>
+TF_INLINE I shift_left(I x) {
+  return _mm256_slli_epi32(x, kBits);
+}
+template <int kBits>
+TF_INLINE I shift_right_arithmetic(I x) {
+  return _mm256_srai_epi32(x, kBits);
+}
+TF_INLINE F to_float(I x) { return _mm256_cvtepi32_ps(x); }
+
+TF_INLINE M greater(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
+TF_INLINE M equal(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
+TF_INLINE M greater_int(I a, I b) { return as_float(_mm256_cmpgt_epi32(a, b)); }
+TF_INLINE M both(M a, M b) { return _mm256_and_ps(a, b); }
+TF_INLINE M either(M a, M b) { return _mm256_or_ps(a, b); }
+TF_INLINE bool any(M m) { return _mm256_movemask_ps(m) != 0; }
+TF_INLINE bool all(M m) { return _mm256_movemask_ps(m) == 0xff; }
+TF_INLINE F select(M m, F yes, F no) { return _mm256_blendv_ps(no, yes, m); }
+// Lanes whose byte is not zero.
+TF_INLINE M nonzero_bytes(const std::uint8_t* p) {
+  const I x = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return greater_int(x, _mm256_setzero_si256());
+}
+
+namespace exp2_table {
+// 2^(i/8) as bits, i << 20 taken off: adding (n << 20), n the exponent in eighths, then gives 2^(n/8) to the bit.
+TF_INLINE constexpr std::uint32_t entry(float x, std::uint32_t i) {
+  return __builtin_bit_cast(std::uint32_t, x) - (i << 20);
+}
+alignas(32) inline constexpr std::uint32_t kBits[8] = {
+    entry(1.0f, 0),         entry(1.0905077f, 1), entry(1.1892071f, 2), entry(1.2968396f, 3),
+    entry(1.4142135f, 4),   entry(1.5422108f, 5), entry(1.6817929f, 6), entry(1.8340081f, 7)};
+}  // namespace exp2_table
+
+// 2^x for x < 127, relative error 2e-7; exactly 0 from -127 down (-inf too); NaN stays NaN.
+TF_INLINE F exp2(F x) {
+  x = max(set(-127.0f), x);
+  const F magic = set(1572864.0f);  // 1.5 * 2^20: one unit in the last place is 1/8
+  const F t = add(x, magic);
+  const F r = sub(x, sub(t, magic));
+  F p = fma(r, set(0.0555041f), set(0.24022651f));
+  p = mul(fma(p, r, set(0.69314718f)), r);
+  const F table = _mm256_permutevar8x32_ps(_mm256_load_ps(reinterpret_cast<const float*>(exp2_table::kBits)), as_int(t));
+  const F scale = as_float(add_int(as_int(table), shift_left<20>(as_int(t))));
+  return fma(p, scale, scale);
+}
+// 2^n for a whole n < 128, exact; 0 from -127 down.
+TF_INLINE F exp2_whole(F n) {
+  return as_float(shift_left<23>(add_int(_mm256_cvtps_epi32(max(n, set(-127.0f))), set_int(127))));
+}
+
+TF_INLINE F load_elements(const float* p, F32) { return _mm256_loadu_ps(p); }
+TF_INLINE F load_elements(const std::uint16_t* p, F16) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+TF_INLINE F load_elements(const std::uint16_t* p, BF16) {
+  return as_float(shift_left<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))));
+}
+
+TF_INLINE void store_elements(float* p, F x, F32) { _mm256_storeu_ps(p, x); }
+TF_INLINE void store_elements(std::uint16_t* p, F x, F16) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+TF_INLINE void store_elements(std::uint16_t* p, F x, BF16) {
+  const I bits = as_int(x);
+  const I odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), set_int(1));
+  I rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(set_int(0x7fff), odd)), 16);
+  // A NaN must not be rounded into an infinity.
+  rounded = as_int(select(_mm256_cmp_ps(x, x, _CMP_UNORD_Q), as_float(set_int(0x7fc0)), as_float(rounded)));
+  const I packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded, rounded), 0x08);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+}
+
+// Rows and columns of an 8 x 8 block change places.
+TF_INLINE void transpose(F (&r)[8]) {
+  F t[8];
+  TF_UNROLL for (int i = 0; i < 4; ++i) {
+    t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+  }
+  TF_UNROLL for (int i = 0; i < 2; ++i) {
+    r[4 * i] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
+    r[4 * i + 1] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
+    r[4 * i + 2] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
+    r[4 * i + 3] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
+  }
+  TF_UNROLL for (int i = 0; i < 4; ++i) {
+    t[i] = _mm256_permute2f128_ps(r[i], r[4 + i], 0x20);
+    t[4 + i] = _mm256_permute2f128_ps(r[i], r[4 + i], 0x31);
+  }
+  TF_UNROLL for (int i = 0; i < 8; ++i) r[i] = t[i];
+}
+
+TF_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+}  // namespace tileformer::TILEFORMER_UNIT

@@ -1,0 +1,153 @@
+// Vector words for AVX-512 (F, BW, DQ, VL): 16 lanes of fp32.
+#pragma once
+
+#ifdef TILEFORMER_USE_SIMDE
+#include "tile/simde_avx512.h"
+#else
+#include <immintrin.h>
+#endif
+
+#include "tile/config.h"
+
+namespace tileformer::TILEFORMER_UNIT {
+
+inline constexpr int kVecLanes = 16;
+using F = __m512;
+using I = __m512i;
+using M = __mmask16;
+
+TF_INLINE F load(const float* p) { return _mm512_load_ps(p); }
+TF_INLINE F load_unaligned(const float* p) { return _mm512_loadu_ps(p); }
+TF_INLINE void store(float* p, F x) { _mm512_store_ps(p, x); }
+TF_INLINE void store_unaligned(float* p, F x) { _mm512_storeu_ps(p, x); }
+TF_INLINE F zero() { return _mm512_setzero_ps(); }
+TF_INLINE F set(float x) { return _mm512_set1_ps(x); }
+TF_INLINE F broadcast(const float* p) { return _mm512_set1_ps(*p); }
+TF_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
+TF_INLINE F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+TF_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+TF_INLINE F div(F a, F b) { return _mm512_div_ps(a, b); }
+TF_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+// The second operand where either is NaN.
+TF_INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }
+TF_INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
+TF_INLINE F abs(F x) { return _mm512_abs_ps(x); }
+TF_INLINE F round(F x) { return _mm512_roundscale_ps(x, 0); }
+
+TF_INLINE F as_float(I x) { return _mm512_castsi512_ps(x); }
+TF_INLINE I as_int(F x) { return _mm512_castps_si512(x); }
+TF_INLINE I load_int(const std::int32_t* p) { return _mm512_load_si512(p); }
+TF_INLINE I set_int(std::int32_t x) { return _mm512_set1_epi32(x); }
+TF_INLINE I add_int(I a, I b) { return _mm512_add_epi32(a, b); }
+TF_INLINE I sub_int(I a, I b) { return _mm512_sub_epi32(a, b); }
+template <int kBits>
+TF_INLINE I shift_left(I x) {
+  return _mm512_slli_epi32(x, kBits);
+}
+template <int kBits>
+TF_INLINE I shift_right_arithmetic(I x) {
+  return _mm512_srai_epi32(x, kBits);
+}
+TF_INLINE F to_float(I x) { return _mm512_cvtepi32_ps(x); }
+
+TF_INLINE M greater(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+TF_INLINE M equal(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+TF_INLINE M greater_int(I a, I b) { return _mm512_cmpgt_epi32_mask(a, b); }
+TF_INLINE M both(M a, M b) { return static_cast<M>(a & b); }
+TF_INLINE M either(M a, M b) { return static_cast<M>(a | b); }
+TF_INLINE bool any(M m) { return m != 0; }
+TF_INLINE bool all(M m) { return m == 0xffff; }
+TF_INLINE F select(M m, F yes, F no) { return _mm512_mask_blend_ps(m, no, yes); }
+// Lanes whose byte is not zero.
+TF_INLINE M nonzero_bytes(const std::uint8_t* p) {
+  const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return static_cast<M>(~_mm_movemask_epi8(_mm_cmpeq_epi8(x, _mm_setzero_si128())));
+}
+
+alignas(64) inline constexpr float kExp2Sixteenths[16] = {
+    1.0f,       1.0442737f, 1.0905077f, 1.1387886f, 1.1892071f, 1.2418578f, 1.2968396f, 1.3542556f,
+    1.4142135f, 1.4768262f, 1.5422108f, 1.6104903f, 1.6817929f, 1.7562522f, 1.8340081f, 1.9152066f};
+
+// What is 16 table entries away from x: x = n + r, n in sixteenths. The clamp keeps -inf - (-inf) out.
+struct Sixteenths {
+  F n, r;
+  I index;
+  TF_MEMBER explicit Sixteenths(F x) {
+    x = max(set(-200.0f), x);
+    const F magic = set(786432.0f);  // 1.5 * 2^19: one unit in the last place is 1/16
+    const F t = add(x, magic);
+    n = sub(t, magic);
+    r = sub(x, n);
+    index = as_int(t);
+  }
+};
+
+// 2^x for x < 127, relative error 2e-7; 0 from -150 down (-inf too); NaN stays NaN. scalef ignores the fraction of n,
+// which the table holds.
+TF_INLINE F exp2(F x) {
+  const Sixteenths s(x);
+  const F table = _mm512_permutexvar_ps(s.index, _mm512_load_ps(kExp2Sixteenths));
+  F p = fma(s.r, set(0.0555041f), set(0.24022651f));
+  p = mul(fma(p, s.r, set(0.69314718f)), s.r);
+  return _mm512_scalef_ps(fma(p, table, table), s.n);
+}
+// 2^n for a whole n < 128, exact.
+TF_INLINE F exp2_whole(F n) { return _mm512_scalef_ps(set(1.0f), n); }
+
+TF_INLINE F load_elements(const float* p, F32) { return _mm512_loadu_ps(p); }
+TF_INLINE F load_elements(const std::uint16_t* p, F16) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+TF_INLINE F load_elements(const std::uint16_t* p, BF16) {
+  return as_float(shift_left<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))));
+}
+
+TF_INLINE void store_elements(float* p, F x, F32) { _mm512_storeu_ps(p, x); }
+TF_INLINE void store_elements(std::uint16_t* p, F x, F16) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+TF_INLINE void store_elements(std::uint16_t* p, F x, BF16) {
+  const I bits = as_int(x);
+  const I odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), set_int(1));
+  I rounded = _mm512_srli_epi32(add_int(bits, add_int(set_int(0x7fff), odd)), 16);
+  // A NaN must not be rounded into an infinity.
+  rounded = _mm512_mask_blend_epi32(equal(x, x), set_int(0x7fc0), rounded);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(rounded));
+}
+
+// Rows and columns of a 16 x 16 block of 32-bit elements change places.
+TF_INLINE void transpose_int(I (&r)[16]) {
+  I t[16];
+  TF_UNROLL for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+  TF_UNROLL for (int i = 0; i < 4; ++i) {
+    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+  TF_UNROLL for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
+    t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
+    t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
+    t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
+  }
+  TF_UNROLL for (int i = 0; i < 4; ++i) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
+    r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
+    r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
+    r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
+  }
+}
+TF_INLINE void transpose(F (&r)[16]) {
+  I t[16];
+  TF_UNROLL for (int i = 0; i < 16; ++i) t[i] = as_int(r[i]);
+  transpose_int(t);
+  TF_UNROLL for (int i = 0; i < 16; ++i) r[i] = as_float(t[i]);
+}
+
+TF_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+}  // namespace tileformer::TILEFORMER_UNIT

@@ -1,0 +1,94 @@
+// words_bf16.h in the compiler's own vectors: NEON with its bf16 dot product, and any CPU for the emulated tile unit.
+// Exact where words_bf16.h is: the same rounding of P, the same layouts.
+#pragma once
+
+#include "base/scalar.h"
+
+#if defined(__ARM_FEATURE_BF16)
+#include <arm_neon.h>
+#endif
+
+namespace tileformer::TILEFORMER_UNIT {
+
+using Word = std::uint32_t;
+using Words = I;
+inline constexpr int kElementsPerWord = 2;
+inline constexpr bool kScaledQuery = false;
+
+TF_INLINE Words load_words(const Word* p) { return *reinterpret_cast<const I*>(p); }
+TF_INLINE Words broadcast_word(const Word* p) { return set_int(static_cast<std::int32_t>(*p)); }
+TF_INLINE void store_words(Word* p, Words x) { *reinterpret_cast<I*>(p) = x; }
+TF_INLINE Words zero_words() { return I{}; }
+TF_INLINE F low_half(Words x) { return as_float(x << 16); }
+TF_INLINE F high_half(Words x) { return as_float(x & static_cast<std::int32_t>(0xffff0000u)); }
+TF_INLINE F multiply_add(F acc, Words a, Words b) {
+#if defined(__ARM_FEATURE_BF16)
+  static_assert(kVecLanes == 4);
+  return reinterpret_cast<F>(vbfdotq_f32(reinterpret_cast<float32x4_t>(acc), reinterpret_cast<bfloat16x8_t>(a),
+                                         reinterpret_cast<bfloat16x8_t>(b)));
+#else
+  return fma(high_half(a), high_half(b), fma(low_half(a), low_half(b), acc));
+#endif
+}
+
+// Up to kVecLanes words of one row; n elements exist, zeros stand for the rest.
+template <class T>
+TF_INLINE Words load_row_words(const std::uint16_t* p, std::int64_t n) {
+  std::uint16_t x[2 * kVecLanes] = {};
+  if (TF_LIKELY(n >= 2 * kVecLanes)) __builtin_memcpy(x, p, sizeof x);
+  else
+    for (std::int64_t i = 0; i < n; ++i) x[i] = p[i];
+  return read<I>(x);
+}
+TF_INLINE Words scaled_query(Words q, F) { return q; }
+TF_INLINE void transpose_words(Words (&r)[kVecLanes]) {
+  F t[kVecLanes];
+  TF_UNROLL for (int i = 0; i < kVecLanes; ++i) t[i] = as_float(r[i]);
+  transpose(t);
+  TF_UNROLL for (int i = 0; i < kVecLanes; ++i) r[i] = as_int(t[i]);
+}
+
+// Two rows of V (null: zeros) as pairs: 2 * kVecLanes columns.
+template <class T>
+TF_INLINE void interleave_rows(const std::uint16_t* const (&row)[2], std::int64_t n, Words (&out)[2]) {
+  std::uint16_t pair[2][2 * kVecLanes];
+  for (int e = 0; e < 2; ++e) {
+    const Words x = row[e] ? load_row_words<T>(row[e], n) : zero_words();
+    __builtin_memcpy(pair[e], &x, sizeof x);
+  }
+  TF_UNROLL for (int h = 0; h < 2; ++h)
+    TF_UNROLL for (int l = 0; l < kVecLanes; ++l) {
+      const int d = h * kVecLanes + l;
+      out[h][l] = static_cast<std::int32_t>(pair[0][d] | std::uint32_t{pair[1][d]} << 16);
+    }
+}
+TF_INLINE void store_tile_step(Word* to, const Word* from, int) {
+  TF_UNROLL for (int i = 0; i < kOutputRows; i += kVecLanes) {
+    const I x = read<I>(from + i);
+    __builtin_memcpy(to + i, &x, sizeof x);
+  }
+}
+// NaN and infinities become zero.
+TF_INLINE Word finite_word(Word w) {
+  const Word low = w & 0xffffu, high = w & 0xffff0000u;
+  return ((low & 0x7f80u) == 0x7f80u ? 0 : low) | ((high & 0x7f800000u) == 0x7f800000u ? 0 : high);
+}
+
+inline constexpr bool kScoresInPlace = false;
+TF_INLINE F exp2_score(F x) { return exp2(x); }
+TF_INLINE I bf16_bits(F x) { return __builtin_convertvector(to_bf16(x), I); }
+TF_INLINE void store_probabilities(Word* p, F& sum, const F (&e)[2]) {
+  const Words pairs = bf16_bits(e[0]) | bf16_bits(e[1]) << 16;
+  store_words(p, pairs);
+  sum = sum + (low_half(pairs) + high_half(pairs));
+}
+TF_INLINE void rescale_probabilities(Word* p, F factor) {
+  const Words x = load_words(p);
+  store_words(p, bf16_bits(low_half(x) * factor) | bf16_bits(high_half(x) * factor) << 16);
+}
+TF_INLINE void drop_probabilities(Word* p, const M (&drop)[2]) {
+  store_words(p, load_words(p) & ~((drop[0] & 0xffff) | (drop[1] & static_cast<std::int32_t>(0xffff0000u))));
+}
+TF_INLINE float probability(const Word* p, int i) { return f32_from_bf16(static_cast<std::uint16_t>(*p >> (16 * i))); }
+
+}  // namespace tileformer::TILEFORMER_UNIT

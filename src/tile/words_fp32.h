@@ -1,0 +1,51 @@
+// Matrix products by fp32 fused multiply-add: a word is one fp32 element. 16-bit inputs become fp32 when packed.
+#pragma once
+
+namespace tileformer::TILEFORMER_UNIT {
+
+using Word = float;                         // what packed operands are made of
+using Words = F;                            // a vector of them
+inline constexpr int kElementsPerWord = 1;  // neighbours along the summed dimension
+inline constexpr bool kScaledQuery = true;  // the softmax scale is multiplied into Q when it is packed
+
+TF_INLINE Words load_words(const Word* p) { return load(p); }
+TF_INLINE Words broadcast_word(const Word* p) { return broadcast(p); }
+TF_INLINE void store_words(Word* p, Words x) { store(p, x); }
+TF_INLINE Words zero_words() { return zero(); }
+TF_INLINE F multiply_add(F acc, Words a, Words b) { return fma(a, b, acc); }
+
+// Up to kVecLanes words of one row; n elements exist, zeros stand for the rest.
+template <class T>
+TF_INLINE Words load_row_words(const typename T::Element* p, std::int64_t n) {
+  return load_up_to<T>(p, n);
+}
+TF_INLINE Words scaled_query(Words q, F scale) { return mul(q, scale); }
+TF_INLINE void transpose_words(Words (&r)[kVecLanes]) { transpose(r); }
+
+// Row i of V as words: kVecLanes columns.
+template <class T>
+TF_INLINE void interleave_rows(const typename T::Element* const (&row)[1], std::int64_t n, Words (&out)[1]) {
+  out[0] = row[0] ? load_row_words<T>(row[0], n) : zero_words();
+}
+// One step of a V tile; what is stored behind its rows is overwritten by the next step, or falls into the slack.
+TF_INLINE void store_tile_step(Word* to, const Word* from, int) {
+  TF_UNROLL for (int i = 0; i < kOutputRows; i += kVecLanes) store_unaligned(to + i, load_unaligned(from + i));
+}
+// NaN and infinities become zero.
+TF_INLINE Word finite_word(Word w) {
+  return (__builtin_bit_cast(std::uint32_t, w) & 0x7f800000u) == 0x7f800000u ? 0.0f : w;
+}
+
+// P takes the place of the score that it comes from.
+inline constexpr bool kScoresInPlace = true;
+TF_INLINE F exp2_score(F x) { return exp2(x); }
+TF_INLINE void store_probabilities(Word* p, F& sum, const F (&e)[1]) {
+  store(p, e[0]);
+  sum = add(sum, e[0]);
+}
+// P already written times an exact power of two.
+TF_INLINE void rescale_probabilities(Word* p, F factor) { store(p, mul(load(p), factor)); }
+TF_INLINE void drop_probabilities(Word* p, const M (&drop)[1]) { store(p, select(drop[0], zero(), load(p))); }
+TF_INLINE float probability(const Word* p, int) { return *p; }
+
+}  // namespace tileformer::TILEFORMER_UNIT
