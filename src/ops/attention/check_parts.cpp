@@ -1,0 +1,54 @@
+#include "ops/attention/check_parts.h"
+
+namespace tileformer::attention {
+
+Status wrong(const char* argument, const std::string& got, const std::string& expected) {
+  return Status::invalid(std::string(argument) + ": got " + got + ", expected " + expected);
+}
+
+namespace {
+
+// Bytes from the lowest to past the highest element; false if that or the number of elements is no int64.
+bool span_fits(const TensorView& view) {
+  std::int64_t elements = 1, span = 1;
+  for (int i = 0; i < view.rank; ++i) {
+    if (__builtin_mul_overflow(elements, view.shape[i], &elements)) return false;
+    std::int64_t reach = 0;
+    if (__builtin_mul_overflow(view.shape[i] - 1, view.stride[i], &reach) || reach == INT64_MIN) return false;
+    if (__builtin_add_overflow(span, reach < 0 ? -reach : reach, &span)) return false;
+  }
+  const std::int64_t size = static_cast<std::int64_t>(size_of(view.dtype));
+  return !__builtin_mul_overflow(span, size, &span) && !__builtin_mul_overflow(elements, size, &elements);
+}
+
+}  // namespace
+
+Status check_view(const char* argument, const TensorView& view, int rank, const char* layout) {
+  if (!view) return wrong(argument, "nothing", std::string("a tensor ") + layout);
+  if (view.rank != rank) {
+    const std::string got = std::to_string(view.rank) + " dimensions";
+    const std::string shape =
+        view.rank >= 0 && view.rank <= TensorView::kMaxRank ? " " + describe_shape(view) : "";
+    return wrong(argument, got + shape, std::to_string(rank) + " dimensions " + layout);
+  }
+  bool empty = false;
+  for (int i = 0; i < rank; ++i) {
+    if (view.shape[i] < 0) return wrong(argument, "shape " + describe_shape(view), "sizes of at least 0");
+    empty = empty || view.shape[i] == 0;
+  }
+  if (empty) return Status::ok();
+  if (!span_fits(view)) {
+    return wrong(argument, "shape " + describe_shape(view) + " with strides that reach beyond 64-bit offsets",
+                 "a tensor whose byte offsets fit in 64 bits");
+  }
+  if (view.data == nullptr) {
+    return wrong(argument, "a null pointer for shape " + describe_shape(view), "memory for every element");
+  }
+  if (reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) != 0) {
+    return wrong(argument, "a pointer that is not aligned to its elements",
+                 "alignment to " + std::to_string(size_of(view.dtype)) + " bytes for " + name_of(view.dtype));
+  }
+  return Status::ok();
+}
+
+}  // namespace tileformer::attention

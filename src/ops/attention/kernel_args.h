@@ -1,0 +1,57 @@
+// What a kernel is handed: plain data, complete, decided. Shared by the plan (baseline code) and the kernels.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tileformer/dtype.h"
+
+namespace tileformer::attention {
+
+// A tensor [batch, heads, rows, columns]; strides in elements, 0 where it broadcasts.
+struct Operand {
+  void* data;
+  DType dtype;
+  int element_size;  // bytes
+  std::int64_t batch, head, row, column;
+};
+
+// A run of lane groups of one sequence and kv head.
+struct Task {
+  std::int64_t sequence;
+  std::int64_t first_group, groups;
+  double cost;  // scores to compute, for the order
+};
+
+// problem.h says what the fields of a sequence mean; here they are resolved for the kernel.
+struct KernelSequence {
+  std::int64_t batch, first_query, queries, first_key, keys, range_begin, range_end, diagonal;
+};
+
+struct KernelArgs {
+  Operand query, key, value, out;
+  Operand lse;                 // data null: not wanted; column unused
+  Operand mask;                // data null: none
+  Operand slopes;              // ALiBi, f32 [batch, head]
+  const float* sinks;          // [heads], null: none
+  const KernelSequence* sequences;
+  const Task* tasks;           // by falling cost
+  std::int64_t tasks_count;    // without kv_heads: task t of kv head h is item t * kv_heads + h
+  std::int64_t* next_item;     // shared counter, zero at the start
+
+  std::int64_t kv_heads, group, dim, dim_v;
+  int key_block;               // keys per block, a multiple of the unit's key rows
+  int max_groups;              // lane groups of the largest task
+  bool causal;
+  std::int64_t window_left, window_right;  // -1: unlimited
+  float scale;                 // softmax scale, natural
+  float softcap;               // 0: none
+  float dropout_scale;         // 1 / (1 - p)
+  std::uint32_t dropout_threshold;  // 0: no dropout
+  std::uint32_t dropout_key[2], dropout_counter;
+
+  char* scratch;               // 64-byte aligned, scratch_bytes for each worker
+  std::size_t scratch_bytes;
+};
+
+}  // namespace tileformer::attention

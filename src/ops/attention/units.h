@@ -1,0 +1,33 @@
+// The compiled attention kernels, one per unit.
+#pragma once
+
+#include <cstddef>
+
+#include "ops/attention/kernel_args.h"
+#include "tileformer/isa.h"
+
+namespace tileformer::attention {
+
+struct Unit {
+  const char* name;    // "avx2_fma"
+  const char* label;   // "avx2-fma"
+  int lanes;           // queries of a tile
+  int key_rows;        // keys of a score tile
+  int key_block;       // keys of a block if the sequence is long
+  bool bf16_only;      // multiplies bf16, not fp32
+  std::size_t (*scratch_bytes)(const KernelArgs&);
+  // Takes items until none is left.
+  void (*run)(const KernelArgs&, int worker);
+};
+
+// The unit that computes dtype on the ISA. Null if the ISA is not compiled in.
+const Unit* find_unit(Isa isa, DType dtype);
+
+// By name, also those that are compiled for tests only. Null: not compiled.
+const Unit* find_unit(const char* name);
+
+// For tests: every following call of this thread runs on the unit (null: as usual).
+void force_unit(const Unit* unit);
+const Unit* forced_unit();
+
+}  // namespace tileformer::attention
