@@ -1,0 +1,56 @@
+// One call of an attention operator as torch hands it over, turned into AttentionArgs.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "tileformer/attention.h"
+#include "torch_tensor.h"
+
+namespace tileformer::torch_binding {
+
+// The arguments that attention_forward, attention_inference and attention_explain share. Order and types are
+// those of struct AttentionCall. causal: 0 none, 1 top-left, 2 bottom-right. dropout_state: int64 [2], seed
+// and offset, a tensor so that a compiled graph can draw it anew on every run.
+#define TILEFORMER_ATTENTION_SCHEMA                                                                          \
+  "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, Tensor? alibi_slopes=None, "             \
+  "Tensor? sinks=None, Tensor? cu_seqlens_query=None, Tensor? cu_seqlens_key=None, Tensor? key_range=None, " \
+  "Tensor? query_offset=None, Tensor? dropout_state=None, float? scale=None, int causal=0, int "             \
+  "window_left=-1, "                                                                                         \
+  "int window_right=-1, float softcap=0.0, float dropout_p=0.0)"
+
+class AttentionCall {
+ public:
+  // Takes over the arguments on torch's stack (their references become ours even if a later check throws).
+  explicit AttentionCall(StableIValue* stack);
+
+  // For callers that have query, key and value only; the rest is set through args.
+  AttentionCall(const Tensor& query, const Tensor& key, const Tensor& value);
+
+  // Makes the rows of query, key and value adjacent where they are not (one copy each), then fills args with
+  // views. Inputs have to live as long as args is used, which they do: this object holds them.
+  void bind();
+
+  // Allocates out in the layout of query, and sets args.out.
+  Tensor allocate_out();
+  // Allocates lse [batch, heads, seq_q] and sets args.lse.
+  Tensor allocate_lse();
+
+  // Runs on torch's threads; throws with the Status's message.
+  void run();
+
+  // The inputs that bind() copies, for people: "query, value"; empty if none.
+  std::string copied() const;
+
+  AttentionArgs args;
+
+ private:
+  Tensor query_, key_, value_;
+  std::optional<Tensor> attn_mask_, alibi_slopes_, sinks_, cu_seqlens_query_, cu_seqlens_key_, key_range_,
+      query_offset_, dropout_state_;
+};
+
+}  // namespace tileformer::torch_binding

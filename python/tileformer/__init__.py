@@ -1,0 +1,50 @@
+"""tileformer: transformer operators for CPUs.
+
+    import tileformer
+    out = tileformer.flash_attention(query, key, value, causal=True)      # [batch, heads, seq, dim]
+
+    with tileformer.enabled():                                            # torch's own function, carried out here
+        out = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+
+    model.set_attn_implementation("tileformer")                           # Hugging Face transformers
+
+The operators are torch.ops.tileformer.*: they work under torch.compile(fullgraph=True), torch.export and autocast, and
+run on torch's own threads (torch.set_num_threads).
+"""
+
+import torch  # noqa: F401  (loads the libraries that tileformer._C links)
+
+from tileformer._C import __version__
+from tileformer.attention import flash_attention
+from tileformer.config import isa, show_config
+from tileformer.explain import explain
+from tileformer.flash_attn import (
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+)
+from tileformer.integrations import register_with_transformers as _register_with_transformers
+from tileformer.sdpa import disable, enable, enabled, scaled_dot_product_attention
+
+_register_with_transformers()
+
+__all__ = [
+    "__version__",
+    "disable",
+    "enable",
+    "enabled",
+    "explain",
+    "flash_attention",
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "isa",
+    "scaled_dot_product_attention",
+    "show_config",
+]

@@ -1,0 +1,37 @@
+"""The command line: ``tileformer generate | bench | info``."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from tileformer.cli import bench, generate, info
+from tileformer.cli.errors import BAD_INPUT, INTERRUPTED, UsageError
+from tileformer.models.errors import ModelError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command. Returns its exit code: 0, 2 for bad input (message on stderr), 130 after Ctrl-C."""
+    parser = argparse.ArgumentParser(
+        prog="tileformer",
+        description="Transformer operators for CPUs. Run a command with --help for its options.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for command in (generate, bench, info):
+        command.add_parser(commands)
+    options, rest = parser.parse_known_args(arguments)
+    if rest and not options.forwards_options:
+        parser.error(f"{options.command} does not take {' '.join(rest)}")
+    options.rest = rest
+    try:
+        return options.run(options)
+    except (ModelError, UsageError) as error:
+        print(f"tileformer {options.command}: error: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print(f"tileformer {options.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of stdout has gone (| head). Python flushes stdout once more at exit: send that nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

@@ -1,0 +1,42 @@
+"""Types of option values for argparse: each refuses what is not allowed, in a sentence."""
+
+import argparse
+
+from tileformer.models.precision import DTYPE_NAMES
+
+
+def positive_int(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} given, allowed are whole numbers from 1")
+    return value
+
+
+def temperature(text: str) -> float:
+    value = _number(text)
+    if value is None or not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} given, allowed are numbers from 0 (greedy) to 100")
+    return value
+
+
+def probability(text: str) -> float:
+    value = _number(text)
+    if value is None or not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} given, allowed are numbers above 0 and up to 1")
+    return value
+
+
+def dtype(text: str) -> str:
+    if text != "auto" and text not in DTYPE_NAMES:
+        raise argparse.ArgumentTypeError(f"{text!r} given, allowed are auto, {', '.join(DTYPE_NAMES)}")
+    return text
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,72 @@
+"""tileformer.explain: what would be done for a call, and why, without doing it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tileformer import _C, _ops
+from tileformer._attend import NONE, TOP_LEFT
+
+_SDPA = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} strides {list(tensor.stride())}"
+
+
+class _Recorder(TorchDispatchMode):
+    """Plans every attention call instead of running it; everything else runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is _ops.inference or func is _ops.forward:
+            return self._planned(func, args, kwargs)
+        if func is _SDPA:
+            return self._torch_sdpa(args, kwargs)
+        return func(*args, **kwargs)
+
+    def _note(self, name: str, tensors: tuple, lines: str) -> None:
+        inputs = [f"  {n}: {_describe(t)}" for n, t in zip(("query", "key", "value", "attn_mask"), tensors) if t is not None]
+        self.calls.append("\n".join([f"[{len(self.calls) + 1}] {name}", *inputs, *(f"  {x}" for x in lines.splitlines())]))
+
+    def _planned(self, func, args, kwargs):
+        self._note(func._schema.name, args[:4], _ops.explain(*args, **kwargs))
+        query, value = args[0], args[2]
+        out = torch.zeros_like(_ops._fake_out(query, args[1], value))
+        return (out, query.new_zeros(query.shape[:3], dtype=torch.float32)) if func is _ops.forward else out
+
+    def _torch_sdpa(self, args, kwargs):
+        query, key, value, dropout_p, is_causal = (*args, 0.0, False)[:5] if len(args) < 5 else args[:5]
+        mask, scale = kwargs.get("attn_mask"), kwargs.get("scale")
+        if not _C.sdpa_override():
+            text = "torch's own kernel: tileformer is not enabled here (tileformer.enable())"
+        elif query.dtype == torch.float64 or dropout_p > 0:
+            text = "torch's own kernel: float64 and dropout stay with torch"
+        else:
+            causal = TOP_LEFT if is_causal else NONE
+            text = _ops.explain(query, key, value, mask, *(None,) * 7, scale, causal)
+        self._note("torch scaled_dot_product_attention", (query, key, value, mask), text)
+        lse = query.new_zeros((query.shape[0], query.shape[2], query.shape[1]), dtype=torch.float32).transpose(1, 2)
+        return torch.zeros_like(query), lse
+
+
+def explain(op: Callable, /, *args, **kwargs) -> str:
+    """What tileformer would do for op(*args, **kwargs): one paragraph per attention call, with its plan.
+
+    op is any callable: a function of tileformer, torch's scaled_dot_product_attention, or a whole model. Attention is
+    planned, not computed (its results are zeros); everything else in op runs. A slower path that would be taken, and an
+    input that would be copied, is named.
+
+    >>> print(tileformer.explain(tileformer.flash_attention, q, k, v, causal=True))
+    """
+    recorder = _Recorder()
+    with recorder:
+        op(*args, **kwargs)
+    return "\n".join(recorder.calls) or "no attention call was made"

@@ -1,0 +1,27 @@
+"""Other libraries that tileformer plugs itself into."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from tileformer.integrations.after_import import after_import
+
+# The module of transformers that holds its table of attention functions. Importing it takes seconds, so it is never
+# imported from here: registration waits until the user's own imports have brought it in.
+_TABLE = "transformers.modeling_utils"
+
+
+def register_with_transformers() -> None:
+    """Makes attn_implementation="tileformer" known to transformers, now or as soon as it is imported."""
+    if _TABLE in sys.modules:
+        _register()
+    else:
+        after_import(_TABLE, _register)
+
+
+def _register() -> None:
+    try:
+        import tileformer.integrations.transformers  # noqa: F401  (registers on import)
+    except ImportError as error:  # a transformers without these tables must stay usable
+        warnings.warn(f"attn_implementation='tileformer' is not available: {error}", RuntimeWarning, stacklevel=2)
