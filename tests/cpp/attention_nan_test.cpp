@@ -1,0 +1,172 @@
+// NaN and Inf: in a position that nobody sees they change no bit; in one that is seen they reach the rows
+// that see it and no others. Over the whole case table, one poisoned key at a time.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "attention_data.h"
+#include "attention_runner.h"
+#include "attention_visible.h"
+#include "exact_attention.h"
+#include "ops/attention/case_table.h"
+
+namespace tileformer::test {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// The first element of out that is not as it should be: non-finite where reached(head, row in its view,
+// column) says so (NaN, if only_nan), the same bits as before elsewhere. Empty if there is none.
+template <typename Reached>
+std::string violation(const AttentionArgs& args, const AttentionResult& before, bool only_nan,
+                      Reached reached) {
+  std::ostringstream text;
+  std::size_t element = 0;
+  for_each_index(args.out, [&](const Index& at) {
+    const double is = get(args.out, at), was = before.out[element++];
+    const bool good = !reached(at) ? same_bits({is}, {was}) : only_nan ? std::isnan(is) : !std::isfinite(is);
+    if (good || text.tellp() != 0) return;
+    text << "batch " << at[0] << " head " << at[1] << " row " << at[2] << " column " << at[3]
+         << (reached(at) ? " is reached" : " is not reached") << ", was " << was << ", is " << is;
+  });
+  return text.str();
+}
+
+class AttentionNaN : public testing::TestWithParam<std::tuple<AttentionCase, DType>> {};
+
+TEST_P(AttentionNaN, ReachesExactlyTheRowsThatSeeIt) {
+  const auto& [c, dtype] = GetParam();
+  const AttentionData data(c, dtype);
+  const AttentionArgs& args = data.args;
+  const std::int64_t group = c.heads / c.kv_heads;
+  for (const Target& target : targets()) {
+    SCOPED_TRACE(target.name);
+    Status status = run_attention(target, args);
+    ASSERT_TRUE(status) << status.message();
+    const AttentionResult clean = result_of(args);
+    for (std::int64_t n = 0; n < c.sequences(); ++n) {
+      const Span queries = queries_of(args, n), keys = keys_of(args, n);
+      if (keys.count == 0) continue;
+      const std::int64_t batch = args.cu_seqlens_query ? 0 : n;
+      const auto expect_poison = [&](const TensorView& view, std::int64_t key, std::int64_t column,
+                                     double poison) {
+        SCOPED_TRACE("sequence " + std::to_string(n) + " key " + std::to_string(key));
+        const auto reached = [&](const Index& at) {
+          const std::int64_t i = at[2] - queries.first;
+          return at[0] == batch && at[1] / group == 0 && i >= 0 && i < queries.count &&
+                 (&view == &args.key || at[3] == column) && sees(args, {n, at[1], i, key});
+        };
+        const Index at{batch, 0, keys.first + key, column};
+        const double healthy = get(view, at);
+        set(view, at, poison);
+        status = run_attention(target, args);
+        set(view, at, healthy);
+        ASSERT_TRUE(status) << status.message();
+        EXPECT_EQ(violation(args, clean, std::isnan(poison), reached), "");
+      };
+      // First, middle and last key; which of them gets which poison varies.
+      const std::int64_t at[] = {0, keys.count / 2, keys.count - 1};
+      const std::int64_t turn = n + c.seq_q + c.seq_k;
+      expect_poison(args.key, at[turn % 3], c.dim / 2, std::nan(""));
+      expect_poison(args.value, at[(turn + 1) % 3], c.dim_v - 1, std::nan(""));
+      expect_poison(args.value, at[(turn + 2) % 3], c.dim_v / 2, kInfinity);
+    }
+  }
+}
+
+// Cases in which something is excluded or the scores pass through arithmetic that could swallow a NaN.
+std::vector<AttentionCase> cases_with_exclusions() {
+  std::vector<AttentionCase> chosen;
+  for (const AttentionCase& c : attention::attention_cases()) {
+    // Shared memory poisons every head at once; a NaN that dropout drops is neither seen nor unseen.
+    if (c.layout == Layout::expanded_kv || c.dropout_p > 0 || c.heads == 0) continue;
+    const bool excludes = c.causal != Causal::none || c.window_left >= 0 || c.window_right >= 0 ||
+                          c.key_range || c.mask.kind != Mask::Kind::none || c.packed() || c.softcap > 0 ||
+                          c.sinks;
+    if (excludes && c.seq_q * c.seq_k < 200 * 200) chosen.push_back(c);
+  }
+  return chosen;
+}
+
+INSTANTIATE_TEST_SUITE_P(Table, AttentionNaN,
+                         testing::Combine(testing::ValuesIn(cases_with_exclusions()),
+                                          testing::Values(DType::f32, DType::f16, DType::bf16)),
+                         [](const auto& info) {
+                           return std::get<0>(info.param).name + "_" + name_of(std::get<1>(info.param));
+                         });
+
+// Rows behind the last key, in the same allocation, are no keys.
+TEST(AttentionNaNTail, RowsBehindTheLastKeyAreNotRead) {
+  for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (std::int64_t keys : {1, 15, 33, 63}) {
+      const AttentionCase c{.name = "cache", .heads = 2, .seq_q = 19, .seq_k = 64};
+      const AttentionData data(c, dtype);
+      AttentionArgs args = data.args;
+      args.key.shape[2] = args.value.shape[2] = keys;
+      for (const Target& target : targets()) {
+        SCOPED_TRACE(target.name + " " + name_of(dtype) + " " + std::to_string(keys));
+        ASSERT_TRUE(run_attention(target, args));
+        const AttentionResult clean = result_of(args);
+        for (double poison : {std::nan(""), kInfinity}) {
+          AttentionArgs poisoned = args;
+          const AttentionData other(c, dtype);  // the same values
+          poisoned.key.data = other.args.key.data;
+          poisoned.value.data = other.args.value.data;
+          for (const TensorView* view : {&other.args.key, &other.args.value}) {
+            for_each_index(*view, [&](const Index& at) {
+              if (at[2] >= keys) set(*view, at, poison);
+            });
+          }
+          ASSERT_TRUE(run_attention(target, poisoned));
+          EXPECT_TRUE(same_bits(result_of(poisoned).out, clean.out));
+          EXPECT_TRUE(same_bits(result_of(poisoned).lse, clean.lse));
+        }
+      }
+    }
+  }
+}
+
+// A NaN in a query, a float mask or a sink stays in the rows that use it.
+TEST(AttentionNaNInputs, StayInTheirRows) {
+  for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    const AttentionCase c{.name = "inputs",
+                          .heads = 2,
+                          .seq_q = 21,
+                          .seq_k = 50,
+                          .causal = Causal::bottom_right,
+                          .mask = {.kind = Mask::Kind::f32, .heads = true},
+                          .sinks = true};
+    for (const Target& target : targets()) {
+      SCOPED_TRACE(target.name + " " + name_of(dtype));
+      const AttentionData data(c, dtype);
+      const AttentionArgs& args = data.args;
+      set(args.attn_mask, {0, 0, 7, 3}, 0);
+      ASSERT_TRUE(run_attention(target, args));
+      const AttentionResult clean = result_of(args);
+      const auto expect_nan_rows = [&](auto is_poisoned) {
+        ASSERT_TRUE(run_attention(target, args));
+        EXPECT_EQ(violation(args, clean, true, [&](const Index& at) { return is_poisoned(at[1], at[2]); }),
+                  "");
+      };
+      const double q = get(args.query, {0, 1, 5, 3}), mask = get(args.attn_mask, {0, 0, 7, 3});
+      const double sink = get(args.sinks, {1});
+      set(args.query, {0, 1, 5, 3}, std::nan(""));
+      expect_nan_rows([](std::int64_t h, std::int64_t i) { return h == 1 && i == 5; });
+      set(args.query, {0, 1, 5, 3}, q);
+      set(args.attn_mask, {0, 0, 7, 3}, std::nan(""));
+      expect_nan_rows([](std::int64_t h, std::int64_t i) { return h == 0 && i == 7; });
+      set(args.attn_mask, {0, 0, 7, 3}, mask);
+      set(args.sinks, {1}, std::nan(""));
+      expect_nan_rows([](std::int64_t h, std::int64_t) { return h == 1; });
+      set(args.sinks, {1}, sink);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tileformer::test

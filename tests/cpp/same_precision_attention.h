@@ -1,0 +1,116 @@
+// The error that a plain computation in the same precision makes: whole rows of scores in fp32, as torch's
+// math path does, with probabilities and output rounded to the dtype. The kernels are measured against this
+// error.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "attention_visible.h"
+#include "exact_attention.h"
+#include "tileformer/philox.h"
+
+namespace tileformer::test {
+
+inline double rounded(double x, DType dtype) {
+  double storage = 0;
+  store_element(&storage, dtype, 0, x);
+  return load_element(&storage, dtype, 0);
+}
+
+// One query head of one sequence.
+class SamePrecisionHead {
+ public:
+  SamePrecisionHead(const AttentionArgs& args, std::int64_t sequence, std::int64_t head)
+      : args_(args), n_(sequence), h_(head), b_(args.cu_seqlens_query ? 0 : sequence) {
+    const Span keys = keys_of(args, n_);
+    const std::int64_t kv_head = h_ / (args.query.shape[1] / args.key.shape[1]);
+    for (std::int64_t j = 0; j < keys.count; ++j) {
+      k_.push_back(row(args.key, kv_head, keys.first + j));
+      v_.push_back(row(args.value, kv_head, keys.first + j));
+    }
+  }
+
+  // out and lse: fp64 views of the shapes in args.
+  void run(const TensorView& out, const TensorView& lse) const {
+    const Span queries = queries_of(args_, n_);
+    const float sink = args_.sinks ? static_cast<float>(get(args_.sinks, {h_})) : -INFINITY;
+    for (std::int64_t i = 0; i < queries.count; ++i) {
+      std::vector<float> p = scores(i, row(args_.query, h_, queries.first + i));
+      float m = sink;
+      for (float x : p) m = std::max(m, x);
+      if (m == -INFINITY) m = 0;
+      float l = std::exp(sink - m);
+      for (float& x : p) l += x = std::exp(x - m);
+
+      std::vector<float> o(static_cast<std::size_t>(args_.value.shape[3]));
+      for (std::size_t j = 0; j < p.size(); ++j) {
+        if (p[j] == 0) continue;
+        const float weight = static_cast<float>(rounded(p[j] / l, args_.query.dtype)) * dropout(i, j);
+        for (std::size_t d = 0; d < o.size(); ++d) o[d] += weight * v_[j][d];
+      }
+      for (std::size_t d = 0; d < o.size(); ++d) {
+        set(out, {b_, h_, queries.first + i, static_cast<std::int64_t>(d)}, rounded(o[d], args_.query.dtype));
+      }
+      set(lse, {b_, h_, queries.first + i}, m + std::log(l));
+    }
+  }
+
+ private:
+  std::vector<float> row(const TensorView& view, std::int64_t head, std::int64_t at) const {
+    std::vector<float> x(static_cast<std::size_t>(view.shape[3]));
+    for (std::size_t d = 0; d < x.size(); ++d) {
+      x[d] = static_cast<float>(get(view, {b_, head, at, static_cast<std::int64_t>(d)}));
+    }
+    return x;
+  }
+
+  std::vector<float> scores(std::int64_t i, const std::vector<float>& q) const {
+    const float scale = args_.scale.value_or(1 / std::sqrt(static_cast<float>(q.size())));
+    const TensorView& slopes = args_.alibi_slopes;
+    const double slope = !slopes ? 0 : slopes.rank == 1 ? get(slopes, {h_}) : get(slopes, {n_, h_});
+    std::vector<float> s(k_.size(), -INFINITY);
+    for (std::size_t j = 0; j < s.size(); ++j) {
+      const Index at{n_, h_, i, static_cast<std::int64_t>(j)};
+      if (!sees(args_, at)) continue;
+      float x = 0;
+      for (std::size_t d = 0; d < q.size(); ++d) x += q[d] * k_[j][d];
+      x *= scale;
+      if (args_.softcap > 0) x = args_.softcap * std::tanh(x / args_.softcap);
+      if (args_.attn_mask && args_.attn_mask.dtype != DType::boolean)
+        x += static_cast<float>(mask_at(args_, at));
+      s[j] = x - static_cast<float>(slope) * static_cast<float>(std::abs(i + diagonal_of(args_, n_) - at[3]));
+    }
+    return s;
+  }
+
+  float dropout(std::int64_t i, std::size_t j) const {
+    if (args_.dropout_p == 0) return 1;
+    const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
+    const std::uint64_t seed = args_.dropout_seed, offset = args_.dropout_offset;
+    const PhiloxWords bits = philox4x32(low(j / 4), low(static_cast<std::uint64_t>(i)),
+                                        low(static_cast<std::uint64_t>(n_ * args_.query.shape[1] + h_)),
+                                        low(offset), low(seed), low(seed >> 32) ^ low(offset >> 32));
+    return bits.word[j % 4] < dropout_threshold(args_.dropout_p) ? 0 : 1 / (1 - args_.dropout_p);
+  }
+
+  const AttentionArgs& args_;
+  std::int64_t n_, h_, b_;
+  std::vector<std::vector<float>> k_, v_;
+};
+
+inline AttentionResult same_precision_attention(const AttentionArgs& args) {
+  std::vector<double> out(static_cast<std::size_t>(args.out.elements()));
+  const auto [batch, heads, seq, dim_v] = args.out.shape;
+  std::vector<double> lse(static_cast<std::size_t>(batch * heads * seq));
+  const TensorView out_view = TensorView::dense(out.data(), DType::f64, {batch, heads, seq, dim_v});
+  const TensorView lse_view = TensorView::dense(lse.data(), DType::f64, {batch, heads, seq});
+  for (std::int64_t n = 0; n < sequences_of(args); ++n) {
+    for (std::int64_t h = 0; h < heads; ++h) SamePrecisionHead(args, n, h).run(out_view, lse_view);
+  }
+  return {out, args.lse ? lse : std::vector<double>{}};
+}
+
+}  // namespace tileformer::test

@@ -1,0 +1,139 @@
+"""Bad input: an exception that names the argument, what was given and what is allowed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import tileformer
+
+Q = torch.randn(2, 4, 6, 16)
+KV = torch.randn(2, 2, 9, 16)
+
+
+def int32(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+FLASH_ATTENTION = {
+    # query, key, value, options, what the message has to contain
+    "dtype_mix": (Q, KV.bfloat16(), KV, {}, ["key", "bfloat16", "float32"]),
+    "integer_query": (Q.int(), KV.int(), KV.int(), {}, ["query", "int32"]),
+    "unknown_dtype": (Q.to(torch.int8), KV, KV, {}, ["query", "Char"]),
+    "heads_do_not_divide": (Q[:, :3], KV, KV, {}, ["heads", "3", "2"]),
+    "dim_mismatch": (Q, KV[..., :8], KV, {}, ["key", "8", "16"]),
+    "key_value_lengths": (Q, KV, KV[:, :, :5], {}, ["value", "5", "9"]),
+    "batch_mismatch": (Q, KV[:1], KV[:1], {}, ["key", "1", "2"]),
+    "three_dimensions": (Q[0], KV[0], KV[0], {}, ["query", "3", "4"]),
+    "five_dimensions": (Q[None], KV[None], KV[None], {}, ["query", "5", "4"]),
+    "causal_word": (Q, KV, KV, dict(causal="left"), ["causal", "left", "top_left", "bottom_right"]),
+    "window_not_a_pair": (Q, KV, KV, dict(window=3), ["window", "3", "left, right"]),
+    "window_too_negative": (Q, KV, KV, dict(window=(-2, 0)), ["window", "-2"]),
+    "mask_shape": (Q, KV, KV, dict(attn_mask=torch.ones(6, 8, dtype=torch.bool)), ["attn_mask", "8", "9"]),
+    "mask_dtype": (Q, KV, KV, dict(attn_mask=torch.ones(6, 9, dtype=torch.int64)), ["attn_mask", "int64"]),
+    "mask_dimensions": (Q, KV, KV, dict(attn_mask=torch.ones(1, 1, 1, 6, 9)), ["attn_mask", "5"]),
+    "alibi_shape": (Q, KV, KV, dict(alibi_slopes=torch.ones(3)), ["alibi_slopes", "3", "4"]),
+    "sinks_shape": (Q, KV, KV, dict(sinks=torch.ones(2)), ["sinks", "2", "4"]),
+    "sinks_dtype": (Q, KV, KV, dict(sinks=torch.ones(4, dtype=torch.int32)), ["sinks", "int32"]),
+    "softcap": (Q, KV, KV, dict(softcap=-1.0), ["softcap", "-1"]),
+    "scale_nan": (Q, KV, KV, dict(scale=float("nan")), ["scale", "nan"]),
+    "dropout": (Q, KV, KV, dict(dropout_p=1.5), ["dropout_p", "1.5"]),
+}
+
+
+@pytest.mark.parametrize("name", FLASH_ATTENTION)
+def test_flash_attention(name):
+    query, key, value, options, words = FLASH_ATTENTION[name]
+    with pytest.raises(ValueError) as caught:
+        tileformer.flash_attention(query, key, value, **options)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_head_dim_beyond_what_is_supported():
+    with pytest.raises(RuntimeError, match="query.*577.*576"):
+        tileformer.flash_attention(*(torch.zeros(1, 1, 2, 577),) * 3)
+
+
+PACKED = {
+    "decreasing": (int32(0, 5, 3, 6), int32(0, 3, 5, 9), ["cu_seqlens_query", "3"]),
+    "wrong_end": (int32(0, 5), int32(0, 9), ["cu_seqlens_query", "5", "6"]),
+    "wrong_end_key": (int32(0, 6), int32(0, 8), ["cu_seqlens_key", "8", "9"]),
+    "wrong_start": (int32(1, 6), int32(0, 9), ["cu_seqlens_query", "1", "0"]),
+    "different_counts": (int32(0, 2, 6), int32(0, 9), ["cu_seqlens", "3", "2"]),
+    "float": (torch.tensor([0.0, 6.0]), int32(0, 9), ["cu_seqlens_query", "float32", "int32"]),
+    "missing": (int32(0, 6), None, ["cu_seqlens"]),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_varlen(name):
+    cu_q, cu_k, words = PACKED[name]
+    q, kv = torch.randn(6, 4, 16), torch.randn(9, 2, 16)
+    with pytest.raises(ValueError) as caught:
+        tileformer.flash_attn_varlen_func(q, kv, kv, cu_q, cu_k, 6, 9)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_varlen_block_table_and_ranks():
+    q, kv, cu = torch.randn(6, 4, 16), torch.randn(6, 2, 16), int32(0, 6)
+    with pytest.raises(NotImplementedError, match="block_table"):
+        tileformer.flash_attn_varlen_func(q, kv, kv, cu, cu, 6, 6, block_table=torch.zeros(1, 1, dtype=torch.int32))
+    with pytest.raises(ValueError, match="q has 4 dimensions.*total, heads, dim"):
+        tileformer.flash_attn_varlen_func(q[None], kv, kv, cu, cu, 6, 6)
+    with pytest.raises(ValueError, match="k has 3 dimensions.*batch, seq, heads, dim"):
+        tileformer.flash_attn_func(q[None], kv, kv)
+    with pytest.raises(ValueError, match="qkv has shape.*dimension 2 has to be 3"):
+        tileformer.flash_attn_qkvpacked_func(torch.randn(1, 5, 2, 4, 16))
+
+
+def test_positional_scale_is_a_type_error():
+    with pytest.raises(TypeError):
+        tileformer.flash_attention(Q, KV, KV, 0.5)
+
+
+@pytest.mark.parametrize("argument", ["query", "key", "value", "attn_mask", "sinks"])
+def test_gradients_are_refused_by_name(argument):
+    tensors = dict(query=Q, key=KV, value=KV, attn_mask=torch.zeros(6, 9), sinks=torch.zeros(4))
+    tensors[argument] = tensors[argument].clone().requires_grad_()
+    with pytest.raises(NotImplementedError, match=f"{argument} requires grad.*no_grad"):
+        tileformer.flash_attention(**tensors)
+    with pytest.raises(NotImplementedError, match="no_grad"):
+        torch.ops.tileformer.attention_forward(Q.clone().requires_grad_(), KV, KV)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_without_grad_mode_inputs_may_require_grad(context):
+    with context():
+        out, lse = tileformer.flash_attention(Q.clone().requires_grad_(), KV, KV, return_lse=True)
+    assert not out.requires_grad and not lse.requires_grad
+
+
+def test_what_is_not_a_dense_cpu_tensor_is_refused():
+    with pytest.raises(ValueError, match="query, key and value.*dense.*CPU"):
+        tileformer.flash_attention(Q.to_sparse(), KV, KV)
+
+
+def test_unknown_isa_is_an_error_everywhere():
+    code = """
+import torch, tileformer
+q = torch.randn(1, 1, 4, 8)
+def attempt(f):
+    try:
+        f()
+    except Exception as error:
+        print(type(error).__name__, error)
+attempt(tileformer.isa)
+attempt(lambda: tileformer.flash_attention(q, q, q))
+with tileformer.enabled():
+    attempt(lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q))
+"""
+    environment = {**os.environ, "TILEFORMER_ISA": "mmx"}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    lines = run.stdout.splitlines()
+    assert len(lines) == 3 and all("mmx" in line and "portable" in line for line in lines), run.stdout

@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# Runs the tests, step by step; called by build.sh, which has built and installed the package into .venv before.
+#
+#   tests/run.sh            all steps but aarch64
+#   tests/run.sh quick      release and python
+#   tests/run.sh STEP...    these; --list names them
+#
+# A step that fails does not stop the others. The exit status is 0 if all passed.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+jobs=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}
+steps=(lint release python isas portable sanitize threads)
+logs=build/test-logs
+mkdir -p "$logs"
+
+# Configures, builds and tests a preset of CMakePresets.json; further arguments go to ctest.
+preset() {
+  local name=$1
+  shift
+  cmake --preset "$name" >"$logs/configure-$name.log" || { cat "$logs/configure-$name.log"; return 1; }
+  cmake --build --preset "$name" -- --quiet || return 1
+  ctest --preset "$name" -j "$jobs" "$@" | grep -vE '^ +Start +[0-9]+:| Passed +[0-9.]+ sec$'
+}
+
+python_tests() { python -m pytest -q -n "$jobs" "$@"; }
+
+supported_isas() { python -c 'from tileformer import _C; print(*_C.supported_isas())'; }
+
+step_lint() {
+  ruff check . && git ls-files -co --exclude-standard '*.h' '*.cpp' | xargs clang-format --dry-run -Werror
+}
+
+step_release() { preset release; }
+
+step_python() { python_tests; }
+
+# Everything again with each ISA of this machine forced, the best one (which the steps before ran) included: forcing it
+# must work as well. A name that did not take effect fails base_isa_test.
+step_isas() {
+  local isa status=0 isas
+  isas=$(supported_isas) || return 1
+  for isa in $isas; do
+    echo "TILEFORMER_ISA=$isa"
+    TILEFORMER_ISA=$isa preset release || status=1
+    TILEFORMER_ISA=$isa python_tests -m "not slow" || status=1
+  done
+  return $status
+}
+
+step_portable() { preset portable-only; }
+
+step_sanitize() { preset asan-ubsan; }
+
+step_threads() { preset tsan; }
+
+# Not part of `all`: emulated instructions are slow.
+step_aarch64() {
+  if ! command -v aarch64-linux-gnu-g++ >/dev/null || ! command -v qemu-aarch64-static >/dev/null; then
+    echo "missing: apt-get install g++-aarch64-linux-gnu qemu-user-static" >&2
+    return 1
+  fi
+  preset aarch64
+}
+
+case ${1-} in
+  --list)
+    echo "${steps[@]} aarch64"
+    exit
+    ;;
+  quick) steps=(release python) ;;
+  "") ;;
+  *) steps=("$@") ;;
+esac
+
+failed=0
+summary=""
+for step in "${steps[@]}"; do
+  if ! declare -F "step_$step" >/dev/null; then
+    echo "tests/run.sh: no step $step; there are: $(bash "$0" --list)" >&2
+    exit 2
+  fi
+  echo "== $step"
+  start=$SECONDS
+  # A pipe: the summary repeats what the test runners said last.
+  if "step_$step" 2>&1 | tee "$logs/$step.log"; then result=passed; else result=FAILED failed=$((failed + 1)); fi
+  summary+=$(printf '%-9s %s in %d s' "$step" "$result" $((SECONDS - start)))$'\n'
+  summary+=$(grep -E '^[0-9]+% tests passed|^(=+ )?[0-9]+ (passed|failed).* in ' "$logs/$step.log" | sed 's/^/          /')$'\n'
+done
+echo "== summary"
+printf '%s' "$summary" | grep -v '^$'
+echo "$((${#steps[@]} - failed)) passed, $failed failed"
+[ "$failed" = 0 ]
