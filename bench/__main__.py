@@ -1,0 +1,7 @@
+"""`python -m bench`: see cli.py."""
+
+import sys
+
+from bench.cli import main
+
+sys.exit(main())

@@ -1,0 +1,55 @@
+"""Who is timed: tileformer and its peers, each behind the same two calls.
+
+A contender lives in a worker process of its own (see worker.py), because two peers may not fit into one
+process, may need another ISA than this machine has (and die of it), or read an environment variable at start.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from bench.case import AttentionCase
+from bench.inputs import Inputs
+
+
+class Unavailable(Exception):
+    """The contender cannot run on this machine or is not installed; the message says which."""
+
+
+class Unsupported(Exception):
+    """The contender runs, but not this case; the message says why."""
+
+
+class Contender(Protocol):
+    """One way to compute attention."""
+
+    def describe(self) -> dict[str, str]:
+        """version, and whatever says which kernel runs (isa, unit)."""
+        ...
+
+    def prepare(self, case: AttentionCase, inputs: Inputs) -> Callable[[], torch.Tensor]:
+        """The call to time: everything that a user would do once, such as packing a cache, is done here.
+
+        The result has shape [batch, heads, seq, dim]. Raises Unsupported.
+        """
+        ...
+
+
+# Name in tables -> module with a class Implementation. In the order of the columns.
+MODULES = {
+    "tileformer": "tileformer_attention",
+    "torch-flash": "torch_flash",
+    "torch-math": "torch_math",
+    "zentorch": "zentorch_sdpa",
+    "vllm": "vllm_cpu",
+}
+PEERS = [name for name in MODULES if name != "tileformer"]
+
+
+def open_contender(name: str) -> Contender:
+    """Starts a contender in this process. Raises Unavailable."""
+    return importlib.import_module(f"bench.contenders.{MODULES[name]}").Implementation()

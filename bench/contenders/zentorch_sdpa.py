@@ -1,0 +1,41 @@
+"""AMD's zentorch plugin (ZenDNN): torch.ops.zentorch.zentorch_sdpa."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from bench.case import AttentionCase
+from bench.contenders import Unavailable
+from bench.contenders.torch_flash import sdpa_arguments
+from bench.inputs import Inputs
+from bench.peer_packages import ZENTORCH, locate
+
+
+class Implementation:
+    """The operator alone, loaded from its library: the Python package would need further dependencies."""
+
+    def __init__(self) -> None:
+        folder, self.version = locate(ZENTORCH)
+        try:
+            torch.ops.load_library(str(folder / "libzentorch.so"))
+            self.op = torch.ops.zentorch.zentorch_sdpa
+        except (OSError, AttributeError) as error:
+            raise Unavailable(f"zentorch {self.version} does not load: {error}") from error
+        if not torch.ops.zentorch.zentorch_is_avx512_supported():
+            raise Unavailable(
+                f"zentorch {self.version} has no attention of its own without AVX-512 (it calls torch's)"
+            )
+
+    def describe(self) -> dict[str, str]:
+        return {"version": self.version}
+
+    def prepare(self, case: AttentionCase, inputs: Inputs) -> Callable[[], torch.Tensor]:
+        arguments = sdpa_arguments(case, inputs)
+        del arguments["enable_gqa"]  # no such argument: grouped heads are tried as they are
+        if arguments["attn_mask"] is not None and arguments["attn_mask"].dtype == torch.bool:
+            hidden = ~arguments["attn_mask"]
+            bias = torch.zeros(hidden.shape, dtype=inputs.query.dtype)
+            arguments["attn_mask"] = bias.masked_fill(hidden, -torch.inf)
+        return lambda: self.op(inputs.query, inputs.key, inputs.value, **arguments)[0]

@@ -1,0 +1,110 @@
+"""The figures of the README, drawn from the JSON of a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from bench.case import AttentionCase
+from bench.contenders import MODULES
+from bench.readme import machine_line
+
+COLORS = dict(zip(MODULES, ("#0b6e4f", "#e07a2f", "#b9b2a6", "#7a5ea8", "#3d7cc9")))
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "images"
+
+
+def _style() -> None:
+    matplotlib.rcParams.update(
+        {
+            "font.size": 9,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "svg.hashsalt": "tileformer",  # the same results give the same bytes
+            "svg.fonttype": "none",
+        }
+    )
+
+
+def speed(report: dict[str, Any]) -> Figure:
+    """GFLOP/s of every contender in the main rows, a panel per dtype, with the peak of the unit as a line."""
+    rows = [row for row in report["rows"] if row["suite"] == "main"]
+    dtypes = list(dict.fromkeys(row["entries"]["tileformer"]["case"]["dtype"] for row in rows))
+    figure = Figure(figsize=(3.8 * len(dtypes), 4.2))
+    axes = figure.subplots(1, len(dtypes), sharex=True, squeeze=False)
+    for dtype, axis in zip(dtypes, axes[0]):
+        chosen = [row for row in rows if row["entries"]["tileformer"]["case"]["dtype"] == dtype]
+        names = [name for name in MODULES if any(name in row["entries"] for row in chosen)]
+        height = 0.8 / len(names)
+        for place, name in enumerate(names):
+            at = [i + place * height for i, row in enumerate(chosen) if name in row["entries"]]
+            values = [row["entries"][name]["gflops"] for row in chosen if name in row["entries"]]
+            axis.barh(at, values, height, color=COLORS[name], label=name)
+        peaks = [row["peak_gflops"] for row in chosen if row["peak_gflops"]]
+        if peaks:
+            axis.axvline(max(peaks), color="black", linestyle=":", linewidth=1, label="peak of the unit")
+        labels = [row["label"].replace(f" {dtype}", "") for row in chosen]
+        axis.set_yticks([i + 0.4 - height / 2 for i in range(len(chosen))], labels)
+        axis.invert_yaxis()
+        axis.set_title(dtype)
+        axis.set_xlabel("GFLOP/s, one thread")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
+    figure.suptitle(
+        f"Attention forward, batch x heads x sequence x head_dim\n{machine_line(report)}", fontsize=9
+    )
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
+    return figure
+
+
+def memory(report: dict[str, Any]) -> Figure:
+    """Memory beyond inputs and output, and time, over the sequence length."""
+    points = report["memory"]["points"]
+    figure = Figure(figsize=(9, 3.6))
+    space, clock = figure.subplots(1, 2)
+    for name in dict.fromkeys(point["contender"] for point in points):
+        own = [point for point in points if point["contender"] == name]
+        lengths = [point["case"]["seq"] for point in own]
+        # A logarithmic axis has no zero: nothing measurable is drawn as one page.
+        mib = [max(point["extra_bytes"], 4096) / 2**20 for point in own]
+        space.loglog(lengths, mib, marker="o", color=COLORS[name], label=name)
+        clock.loglog(lengths, [point["seconds"] for point in own], marker="o", color=COLORS[name], label=name)
+    for axis, title in ((space, "MiB beyond inputs and output"), (clock, "seconds")):
+        ticks = sorted({point["case"]["seq"] for point in points})
+        axis.set_xticks(ticks, [f"{tick // 1024}K" for tick in ticks])
+        axis.minorticks_off()
+        axis.set_xlabel("tokens")
+        axis.set_title(title)
+        axis.grid(alpha=0.3)
+    space.legend(frameon=False)
+    case = AttentionCase(**points[0]["case"])
+    shape = f"{case.heads} query heads, {case.kv_heads} kv heads, head_dim {case.dim}, {case.dtype}, causal"
+    figure.suptitle(f"{shape}, {case.threads} threads\n{machine_line(report)}", fontsize=9)
+    figure.tight_layout()
+    return figure
+
+
+def main(argv: list[str]) -> int:
+    """Writes attention-speed.svg and attention-memory.svg, as far as the run has their suites."""
+    parser = argparse.ArgumentParser(prog="bench plot", description=__doc__)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder (default docs/images)")
+    arguments = parser.parse_args(argv)
+    report = json.loads(arguments.results.read_text())
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    _style()
+    drawn = 0
+    for name, figure, present in (
+        ("attention-speed", speed, any(row["suite"] == "main" for row in report["rows"])),
+        ("attention-memory", memory, bool(report.get("memory", {}).get("points"))),
+    ):
+        if present:
+            path = arguments.out / f"{name}.svg"
+            figure(report).savefig(path, metadata={"Date": None})
+            print(path)
+            drawn += 1
+    return 0 if drawn else 1

@@ -1,0 +1,128 @@
+"""The figures in README.md: blocks between markers, written from the JSON files that the markers name.
+
+<!-- bench:speed bench/results/x.json -->
+...
+<!-- /bench -->
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.contenders import PEERS
+from bench.environment import busy
+from bench.row import BASE
+from bench.table import percent_text, time_text
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r"(<!-- bench:(\w+) (\S+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
+MIB = 1 << 20
+
+
+def machine_line(report: dict[str, Any]) -> str:
+    """CPU, ISA, versions and day of a run."""
+    environment = report["environment"]
+    ids = environment["cpu_ids"]
+    family = f" (family {ids['cpu family']}, model {ids['model']})" if "cpu family" in ids else ""
+    own = report["contenders"].get(BASE, {})
+    peers = [f"{name} {report['contenders'][name]['version']}" for name in ("zentorch", "vllm")
+             if name in report["contenders"]]  # fmt: skip
+    words = [
+        environment["cpu"] + family,
+        own.get("isa", ""),
+        f"torch {environment['versions']['torch']}",
+        *peers,
+    ]
+    return ", ".join([*words, environment["date"][:10], *filter(None, [busy(environment)])])
+
+
+def _table(header: list[str], lines: list[list[str]]) -> str:
+    rule = ["---"] + ["--:"] * (len(header) - 1)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *lines))
+
+
+def speed(report: dict[str, Any]) -> str:
+    """The main rows: time, GFLOP/s, percent of peak, and how many times faster than each peer."""
+    rows = [row for row in report["rows"] if row["suite"] == "main"]
+    peers = [name for name in PEERS if any(name in row["entries"] for row in rows)]
+    lines = []
+    for row in rows:
+        own = row["entries"][BASE]
+        ratios = [f"{row['entries'][p]['ratio']:.2f}x" if p in row["entries"] else "" for p in peers]
+        figures = [time_text(own["seconds"]), f"{own['gflops']:.1f}", percent_text(own["percent_of_peak"])]
+        lines.append([row["label"], *figures, *ratios])
+    header = ["batch x heads x seq x dim", "time", "GFLOP/s", "% of peak", *(f"vs {name}" for name in peers)]
+    return _table(header, lines)
+
+
+def features(report: dict[str, Any]) -> str:
+    """What each option costs per useful operation, beside the same call without it."""
+    lines = []
+    for row in report["rows"]:
+        for bar in row["bars"]:
+            if row["suite"] in ("mask", "features", "window") and bar["what"].startswith("cost beside"):
+                beside = bar["what"].removeprefix("cost beside ")
+                lines.append([row["label"], beside, f"{bar['value']:.2f}", f"{bar['bar']:g}"])
+    return _table(["call", "beside", "cost per operation", "allowed"], lines)
+
+
+def published(report: dict[str, Any]) -> str:
+    """Memory and time against unfused attention."""
+    lines = []
+    for point in report["published"]["points"]:
+        total = (point["extra_bytes"] + point["tensor_bytes"]) / MIB
+        extra = point["extra_bytes"] / MIB
+        lines.append(
+            [point["contender"], f"{total:.0f} MiB", f"{extra:.1f} MiB", time_text(point["seconds"])]
+        )
+    bars = "; ".join(f"{bar['value']:.0f} {bar['what']}" for bar in report["published"]["bars"])
+    header = ["", "memory", "of it beyond inputs and output", "time"]
+    return _table(header, lines) + (f"\n\n{bars}." if bars else "")
+
+
+def machine(report: dict[str, Any]) -> str:
+    """Where the figures come from."""
+    return f"{machine_line(report)}."
+
+
+BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "speed": speed,
+    "features": features,
+    "published": published,
+    "machine": machine,
+}
+
+
+def render(text: str, root: Path = ROOT) -> str:
+    """The text with every block written anew. Raises KeyError on a block that is unknown."""
+
+    def block(match: re.Match[str]) -> str:
+        report = json.loads((root / match[3]).read_text())
+        return f"{match[1]}{BLOCKS[match[2]](report)}\n{match[4]}"
+
+    return BLOCK.sub(block, text)
+
+
+def main(argv: list[str]) -> int:
+    """Writes README.md; with --check only says whether it is up to date."""
+    parser = argparse.ArgumentParser(prog="bench readme", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit code 1 if README.md is stale"
+    )
+    arguments = parser.parse_args(argv)
+    path = ROOT / "README.md"
+    before = path.read_text()
+    after = render(before)
+    if arguments.check:
+        print(
+            "README.md is up to date" if after == before else "README.md is stale: python bench/run.py readme"
+        )
+        return int(after != before)
+    path.write_text(after)
+    print(path)
+    return 0
