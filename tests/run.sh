@@ -35,14 +35,14 @@ step_release() { preset release; }
 
 step_python() { python_tests; }
 
-# Everything again with each ISA of this machine forced, the best one (which the steps before ran) included: forcing it
-# must work as well. A name that did not take effect fails base_isa_test.
+# Each ISA of this machine forced, the best one included. A name that did not take effect fails base_isa_test. The tests
+# attention_*_test go through all ISAs by themselves.
 step_isas() {
   local isa status=0 isas
   isas=$(supported_isas) || return 1
   for isa in $isas; do
     echo "TILEFORMER_ISA=$isa"
-    TILEFORMER_ISA=$isa preset release || status=1
+    TILEFORMER_ISA=$isa preset release -E '^attention_.*_test$' || status=1
     TILEFORMER_ISA=$isa python_tests -m "not slow" || status=1
   done
   return $status

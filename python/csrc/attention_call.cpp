@@ -13,9 +13,7 @@ namespace {
 using torch::stable::detail::to;
 
 // Autograd and tracing may hand over an optional that holds an undefined tensor.
-bool given(const std::optional<Tensor>& tensor) {
-  return tensor.has_value() && tensor->defined();
-}
+bool given(const std::optional<Tensor>& tensor) { return tensor.has_value() && tensor->defined(); }
 
 TensorView optional_view(const std::optional<Tensor>& tensor, const char* name) {
   return given(tensor) ? view_of(*tensor, name) : TensorView{};
@@ -41,19 +39,19 @@ AttentionCall::AttentionCall(StableIValue* stack)
       key_(to<Tensor>(stack[1])),
       value_(to<Tensor>(stack[2])),
       attn_mask_(to<std::optional<Tensor>>(stack[3])),
-      alibi_slopes_(to<std::optional<Tensor>>(stack[4])),
-      sinks_(to<std::optional<Tensor>>(stack[5])),
-      cu_seqlens_query_(to<std::optional<Tensor>>(stack[6])),
-      cu_seqlens_key_(to<std::optional<Tensor>>(stack[7])),
-      key_range_(to<std::optional<Tensor>>(stack[8])),
-      query_offset_(to<std::optional<Tensor>>(stack[9])),
-      dropout_state_(to<std::optional<Tensor>>(stack[10])) {
-  if (const auto scale = to<std::optional<double>>(stack[11])) args.scale = static_cast<float>(*scale);
-  args.causal = to_causal(to<std::int64_t>(stack[12]));
-  args.window_left = to<std::int64_t>(stack[13]);
-  args.window_right = to<std::int64_t>(stack[14]);
-  args.softcap = static_cast<float>(to<double>(stack[15]));
-  args.dropout_p = static_cast<float>(to<double>(stack[16]));
+      sinks_(to<std::optional<Tensor>>(stack[9])),
+      alibi_slopes_(to<std::optional<Tensor>>(stack[10])),
+      key_range_(to<std::optional<Tensor>>(stack[11])),
+      query_offset_(to<std::optional<Tensor>>(stack[12])),
+      cu_seqlens_query_(to<std::optional<Tensor>>(stack[13])),
+      cu_seqlens_key_(to<std::optional<Tensor>>(stack[14])),
+      dropout_state_(to<std::optional<Tensor>>(stack[16])) {
+  if (const auto scale = to<std::optional<double>>(stack[4])) args.scale = static_cast<float>(*scale);
+  args.causal = to_causal(to<std::int64_t>(stack[5]));
+  args.window_left = to<std::int64_t>(stack[6]);
+  args.window_right = to<std::int64_t>(stack[7]);
+  args.softcap = static_cast<float>(to<double>(stack[8]));
+  args.dropout_p = static_cast<float>(to<double>(stack[15]));
 }
 
 AttentionCall::AttentionCall(const Tensor& query, const Tensor& key, const Tensor& value)
@@ -69,12 +67,12 @@ void AttentionCall::bind() {
   need_rank_4(args.key, "key");
   need_rank_4(args.value, "value");
   if (given(attn_mask_)) args.attn_mask = broadcast_view_of(*attn_mask_, "attn_mask");
-  args.alibi_slopes = optional_view(alibi_slopes_, "alibi_slopes");
   args.sinks = optional_view(sinks_, "sinks");
-  args.cu_seqlens_query = optional_view(cu_seqlens_query_, "cu_seqlens_query");
-  args.cu_seqlens_key = optional_view(cu_seqlens_key_, "cu_seqlens_key");
+  args.alibi_slopes = optional_view(alibi_slopes_, "alibi_slopes");
   args.key_range = optional_view(key_range_, "key_range");
   args.query_offset = optional_view(query_offset_, "query_offset");
+  args.cu_seqlens_query = optional_view(cu_seqlens_query_, "cu_seqlens_query");
+  args.cu_seqlens_key = optional_view(cu_seqlens_key_, "cu_seqlens_key");
   if (given(dropout_state_)) {
     const TensorView state = view_of(*dropout_state_, "dropout_state");
     if (state.dtype != DType::i64 || state.rank != 1 || state.shape[0] != 2)

@@ -12,15 +12,16 @@
 
 namespace tileformer::torch_binding {
 
-// The arguments that attention_forward, attention_inference and attention_explain share. Order and types are
-// those of struct AttentionCall. causal: 0 none, 1 top-left, 2 bottom-right. dropout_state: int64 [2], seed
-// and offset, a tensor so that a compiled graph can draw it anew on every run.
-#define TILEFORMER_ATTENTION_SCHEMA                                                                          \
-  "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, Tensor? alibi_slopes=None, "             \
-  "Tensor? sinks=None, Tensor? cu_seqlens_query=None, Tensor? cu_seqlens_key=None, Tensor? key_range=None, " \
-  "Tensor? query_offset=None, Tensor? dropout_state=None, float? scale=None, int causal=0, int "             \
-  "window_left=-1, "                                                                                         \
-  "int window_right=-1, float softcap=0.0, float dropout_p=0.0)"
+// The arguments that attention_forward, attention_inference and attention_explain share, in the order in
+// which AttentionCall reads them; the common ones first, since every argument that a caller passes costs.
+// causal: 0 none, 1 top-left, 2 bottom-right. dropout_state: int64 [2], seed and offset, a tensor so that a
+// compiled graph can draw it anew on every run.
+#define TILEFORMER_ATTENTION_SCHEMA                                                                    \
+  "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float? scale=None, int causal=0, " \
+  "int window_left=-1, int window_right=-1, float softcap=0.0, Tensor? sinks=None, Tensor? "           \
+  "alibi_slopes=None, "                                                                                \
+  "Tensor? key_range=None, Tensor? query_offset=None, Tensor? cu_seqlens_query=None, "                 \
+  "Tensor? cu_seqlens_key=None, float dropout_p=0.0, Tensor? dropout_state=None)"
 
 class AttentionCall {
  public:
@@ -49,8 +50,8 @@ class AttentionCall {
 
  private:
   Tensor query_, key_, value_;
-  std::optional<Tensor> attn_mask_, alibi_slopes_, sinks_, cu_seqlens_query_, cu_seqlens_key_, key_range_,
-      query_offset_, dropout_state_;
+  std::optional<Tensor> attn_mask_, sinks_, alibi_slopes_, key_range_, query_offset_, cu_seqlens_query_,
+      cu_seqlens_key_, dropout_state_;
 };
 
 }  // namespace tileformer::torch_binding

@@ -36,12 +36,8 @@ PyObject* names(const std::vector<Isa>& isas) {
   return list;
 }
 
-PyObject* supported(PyObject*, PyObject*) {
-  return names(supported_isas());
-}
-PyObject* compiled(PyObject*, PyObject*) {
-  return names(compiled_isas());
-}
+PyObject* supported(PyObject*, PyObject*) { return names(supported_isas()); }
+PyObject* compiled(PyObject*, PyObject*) { return names(compiled_isas()); }
 
 PyObject* set_override(PyObject*, PyObject* on) {
   const int truth = PyObject_IsTrue(on);
@@ -50,9 +46,7 @@ PyObject* set_override(PyObject*, PyObject* on) {
   Py_RETURN_NONE;
 }
 
-PyObject* get_override(PyObject*, PyObject*) {
-  return PyBool_FromLong(torch_binding::sdpa_override());
-}
+PyObject* get_override(PyObject*, PyObject*) { return PyBool_FromLong(torch_binding::sdpa_override()); }
 
 PyObject* counts(PyObject*, PyObject*) {
   const torch_binding::SdpaCounts c = torch_binding::sdpa_counts();

@@ -124,8 +124,6 @@ bool sdpa_override() {
   return registration != nullptr;
 }
 
-SdpaCounts sdpa_counts() {
-  return {calls_here.load(), calls_native.load(), calls_backward.load()};
-}
+SdpaCounts sdpa_counts() { return {calls_here.load(), calls_native.load(), calls_backward.load()}; }
 
 }  // namespace tileformer::torch_binding

@@ -11,13 +11,10 @@ namespace tileformer::torch_binding {
 // exceptions.)
 inline void raise_if_failed(const Status& status) {
   switch (status.code()) {
-    case StatusCode::ok:
-      return;
-    case StatusCode::invalid_argument:
-      throw std::invalid_argument(status.message());
+    case StatusCode::ok: return;
+    case StatusCode::invalid_argument: throw std::invalid_argument(status.message());
     case StatusCode::unsupported:
-    case StatusCode::out_of_memory:
-      throw std::runtime_error(status.message());
+    case StatusCode::out_of_memory: throw std::runtime_error(status.message());
   }
 }
 

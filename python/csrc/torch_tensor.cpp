@@ -38,20 +38,13 @@ bool to_dtype(const Tensor& tensor, DType* dtype) {
 
 std::int32_t torch_code(DType dtype) {
   switch (dtype) {
-    case DType::f32:
-      return aoti_torch_dtype_float32();
-    case DType::f16:
-      return aoti_torch_dtype_float16();
-    case DType::bf16:
-      return aoti_torch_dtype_bfloat16();
-    case DType::f64:
-      return aoti_torch_dtype_float64();
-    case DType::i32:
-      return aoti_torch_dtype_int32();
-    case DType::i64:
-      return aoti_torch_dtype_int64();
-    case DType::boolean:
-      return aoti_torch_dtype_bool();
+    case DType::f32: return aoti_torch_dtype_float32();
+    case DType::f16: return aoti_torch_dtype_float16();
+    case DType::bf16: return aoti_torch_dtype_bfloat16();
+    case DType::f64: return aoti_torch_dtype_float64();
+    case DType::i32: return aoti_torch_dtype_int32();
+    case DType::i64: return aoti_torch_dtype_int64();
+    case DType::boolean: return aoti_torch_dtype_bool();
   }
   return -1;
 }

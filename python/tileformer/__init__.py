@@ -1,15 +1,15 @@
 """tileformer: transformer operators for CPUs.
 
     import tileformer
-    out = tileformer.flash_attention(query, key, value, causal=True)      # [batch, heads, seq, dim]
+    out = tileformer.flash_attention(query, key, value, causal=True)  # [batch, heads, seq, dim]
 
-    with tileformer.enabled():                                            # torch's own function, carried out here
+    with tileformer.enabled():  # torch's own function, carried out here
         out = torch.nn.functional.scaled_dot_product_attention(query, key, value)
 
-    model.set_attn_implementation("tileformer")                           # Hugging Face transformers
+    model.set_attn_implementation("tileformer")  # Hugging Face transformers
 
-The operators are torch.ops.tileformer.*: they work under torch.compile(fullgraph=True), torch.export and autocast, and
-run on torch's own threads (torch.set_num_threads).
+The operators are torch.ops.tileformer.*: they work under torch.compile(fullgraph=True), torch.export and
+autocast, and run on torch's own threads (torch.set_num_threads).
 """
 
 import torch  # noqa: F401  (loads the libraries that tileformer._C links)

@@ -1,9 +1,9 @@
 """The custom operators `torch.ops.tileformer.attention_*`: fake kernels, autocast and autograd.
 
-The operators themselves are C++ (`tileformer._C`) and registered when that module is loaded, which importing this one
-does. `attention_forward` returns `(out, lse)`; `attention_inference` returns `out` alone and has no autograd formula,
-because the formula costs some 5 us per call even where no gradient is wanted; `attention_explain` returns the plan as
-text. All three take the same arguments.
+The operators themselves are C++ (`tileformer._C`) and registered when that module is loaded, which importing
+this one does. `attention_forward` returns `(out, lse)`; `attention_inference` returns `out` alone and has no
+autograd formula, because the formula costs some 5 us per call even where no gradient is wanted;
+`attention_explain` returns the plan as text. All three take the same arguments.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ inference = torch.ops.tileformer.attention_inference.default
 explain = torch.ops.tileformer.attention_explain.default
 
 NO_BACKWARD = (
-    "tileformer has no attention backward yet, but gradients are wanted: {names} requires grad and grad mode is on. "
-    "Run the call under torch.no_grad() or torch.inference_mode(), detach the inputs, or train with torch's own "
+    "tileformer has no attention backward yet, but {names} requires grad and grad mode is on. Run the call "
+    "under torch.no_grad() or torch.inference_mode(), detach the inputs, or train with torch's own "
     "scaled_dot_product_attention (attn_implementation='sdpa' in transformers)."
 )
 
@@ -58,7 +58,9 @@ def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_options) ->
 
 
 @torch.library.register_fake("tileformer::attention_forward")
-def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_options) -> tuple[torch.Tensor, torch.Tensor]:
+def _(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_options
+) -> tuple[torch.Tensor, torch.Tensor]:
     out = _fake_out(query, key, value)
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     return out, query.new_empty(query.shape[:3], dtype=dtype)
@@ -68,7 +70,7 @@ _AUTOCAST = torch._C.DispatchKey.AutocastCPU
 
 
 def _autocast_rule(op: Callable) -> Callable:
-    """Casts query, key and value to the autocast dtype. The other arguments may have any float dtype as they are."""
+    """Casts query, key and value to the autocast dtype; the other arguments may have any float dtype."""
 
     def to_autocast(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_floating_point() and tensor.dtype != torch.float64:
@@ -88,7 +90,7 @@ for _op in (forward, inference, explain):
 
 
 def _refuse_autograd(ctx, inputs: tuple, output: tuple) -> None:
-    names = ("query", "key", "value", "attn_mask", "alibi_slopes", "sinks")
+    names = [argument.name for argument in forward._schema.arguments]
     wanted = [n for n, t in zip(names, inputs) if isinstance(t, torch.Tensor) and t.requires_grad]
     raise NotImplementedError(NO_BACKWARD.format(names=", ".join(wanted) or "an input"))
 

@@ -9,13 +9,6 @@ from tileformer._attend import BOTTOM_RIGHT, NONE, TOP_LEFT, attend
 _CAUSAL = {False: NONE, True: BOTTOM_RIGHT, "top_left": TOP_LEFT, "bottom_right": BOTTOM_RIGHT}
 
 
-def _causal_code(causal: bool | str) -> int:
-    try:
-        return _CAUSAL[causal]
-    except (KeyError, TypeError):
-        raise ValueError(f"causal is {causal!r}; allowed are False, True, 'top_left', 'bottom_right'") from None
-
-
 def window_bounds(window: tuple[int, int], name: str = "window") -> tuple[int, int]:
     """Checks a (left, right) pair and returns it."""
     try:
@@ -43,15 +36,16 @@ def flash_attention(
     """softmax(scale * query key^T + bias) value, in memory that grows with seq_q + seq_k.
 
     Args:
-        query: [batch, heads, seq_q, dim], float32, float16, bfloat16 or float64 (float64: slow reference). Any strides.
+        query: [batch, heads, seq_q, dim], float32, float16, bfloat16 or float64 (float64: slow reference).
+            Any strides.
         key: [batch, kv_heads, seq_k, dim], dtype of query; kv_heads divides heads. Query head i reads kv head
             i // (heads // kv_heads); nothing is repeated in memory.
         value: [batch, kv_heads, seq_k, dim_v], dtype of query. dim and dim_v are 1..576 and may differ.
         scale: factor of the scores, default 1/sqrt(dim).
-        causal: False, True (= "bottom_right": query i sees keys up to i + seq_k - seq_q) or "top_left" (up to i).
+        causal: False, "top_left" (query i sees keys up to i), True or "bottom_right" (to i + seq_k - seq_q).
         window: (left, right), how far a query sees from the diagonal, inclusive; -1 is unlimited.
-        attn_mask: bool (True: sees) or float (added), broadcastable to [batch, heads, seq_q, seq_k], any strides; it is
-            read where it lies, never expanded.
+        attn_mask: bool (True: sees) or float (added), broadcastable to [batch, heads, seq_q, seq_k], any
+            strides; it is read where it lies, never expanded.
         alibi_slopes: [heads] or [batch, heads]; adds -slope * |i + diagonal - j|.
         softcap: c > 0 turns every score x into c * tanh(x / c).
         sinks: [heads], float; a logit per head that joins the denominator only.
@@ -59,13 +53,19 @@ def flash_attention(
         return_lse: also return the natural-log sum of exponentials.
 
     Returns:
-        out [batch, heads, seq_q, dim_v], dtype and memory layout of query; with return_lse (out, lse), lse float32
-        [batch, heads, seq_q]. A query that sees nothing gets 0 and -inf.
+        out [batch, heads, seq_q, dim_v], dtype and memory layout of query; with return_lse (out, lse), lse
+        float32 [batch, heads, seq_q]. A query that sees nothing gets 0 and -inf.
 
     Raises:
         ValueError: an argument does not fit; the message names it, what was given and what is allowed.
         NotImplementedError: an input requires grad while grad mode is on.
     """
+    try:
+        causal_code = _CAUSAL[causal]
+    except (KeyError, TypeError):
+        raise ValueError(
+            f"causal is {causal!r}; allowed are False, True, 'top_left', 'bottom_right'"
+        ) from None
     left, right = window_bounds(window)
     if alibi_slopes is not None:
         alibi_slopes = alibi_slopes.float()
@@ -74,17 +74,13 @@ def flash_attention(
         key,
         value,
         attn_mask,
-        alibi_slopes,
-        sinks,
-        None,
-        None,
-        None,
-        None,
         scale,
-        _causal_code(causal),
+        causal_code,
         left,
         right,
         softcap,
-        dropout_p,
-        return_lse,
+        sinks,
+        alibi_slopes,
+        dropout_p=dropout_p,
+        return_lse=return_lse,
     )

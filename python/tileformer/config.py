@@ -14,7 +14,8 @@ from tileformer import _C
 def isa() -> str:
     """The instruction set in force: the best that this machine grants, or the one that TILEFORMER_ISA names.
 
-    Raises ValueError if TILEFORMER_ISA names one that is unknown or not supported here; the message lists what is.
+    Raises ValueError if TILEFORMER_ISA names one that is unknown or not supported here; the message lists
+    what is.
     """
     return _C.isa()
 

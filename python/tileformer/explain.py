@@ -33,8 +33,14 @@ class _Recorder(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _note(self, name: str, tensors: tuple, lines: str) -> None:
-        inputs = [f"  {n}: {_describe(t)}" for n, t in zip(("query", "key", "value", "attn_mask"), tensors) if t is not None]
-        self.calls.append("\n".join([f"[{len(self.calls) + 1}] {name}", *inputs, *(f"  {x}" for x in lines.splitlines())]))
+        inputs = [
+            f"  {n}: {_describe(t)}"
+            for n, t in zip(("query", "key", "value", "attn_mask"), tensors)
+            if t is not None
+        ]
+        self.calls.append(
+            "\n".join([f"[{len(self.calls) + 1}] {name}", *inputs, *(f"  {x}" for x in lines.splitlines())])
+        )
 
     def _planned(self, func, args, kwargs):
         self._note(func._schema.name, args[:4], _ops.explain(*args, **kwargs))
@@ -50,19 +56,20 @@ class _Recorder(TorchDispatchMode):
         elif query.dtype == torch.float64 or dropout_p > 0:
             text = "torch's own kernel: float64 and dropout stay with torch"
         else:
-            causal = TOP_LEFT if is_causal else NONE
-            text = _ops.explain(query, key, value, mask, *(None,) * 7, scale, causal)
+            text = _ops.explain(query, key, value, mask, scale, TOP_LEFT if is_causal else NONE)
         self._note("torch scaled_dot_product_attention", (query, key, value, mask), text)
-        lse = query.new_zeros((query.shape[0], query.shape[2], query.shape[1]), dtype=torch.float32).transpose(1, 2)
+        lse = query.new_zeros(
+            (query.shape[0], query.shape[2], query.shape[1]), dtype=torch.float32
+        ).transpose(1, 2)
         return torch.zeros_like(query), lse
 
 
 def explain(op: Callable, /, *args, **kwargs) -> str:
     """What tileformer would do for op(*args, **kwargs): one paragraph per attention call, with its plan.
 
-    op is any callable: a function of tileformer, torch's scaled_dot_product_attention, or a whole model. Attention is
-    planned, not computed (its results are zeros); everything else in op runs. A slower path that would be taken, and an
-    input that would be copied, is named.
+    op is any callable: a function of tileformer, torch's scaled_dot_product_attention, or a whole model.
+    Attention is planned, not computed (its results are zeros); everything else in op runs. A slower path that
+    would be taken, and an input that would be copied, is named.
 
     >>> print(tileformer.explain(tileformer.flash_attention, q, k, v, causal=True))
     """

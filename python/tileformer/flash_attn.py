@@ -1,8 +1,9 @@
-"""FlashAttention-2's functions: its names, arguments, [batch, seq, heads, dim] layout, defaults and return values.
+"""FlashAttention-2's functions: its names, arguments, [batch, seq, heads, dim] layout, defaults and return
+values.
 
-`deterministic` is accepted and changes nothing: results are always the same bits. With return_attn_probs the functions
-return (out, softmax_lse, None): the third value is a debugging aid of the CUDA kernel that does not exist here. A row
-that sees nothing has softmax_lse = +inf, as in FlashAttention-2.
+`deterministic` is accepted and changes nothing: results are always the same bits. With return_attn_probs the
+functions return (out, softmax_lse, None): the third value is a debugging aid of the CUDA kernel that does not
+exist here. A row that sees nothing has softmax_lse = +inf, as in FlashAttention-2.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from tileformer.attention import window_bounds
 _Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor, None]
 
 
-def _need_rank(tensor: torch.Tensor, rank: int, name: str, layout: str) -> None:
-    if tensor.dim() != rank:
-        raise ValueError(f"{name} has {tensor.dim()} dimensions; needed are {rank}, {layout}")
+def _raise_rank(rank: int, layout: str, **tensors: torch.Tensor) -> None:
+    for name, tensor in tensors.items():
+        if tensor.dim() != rank:
+            raise ValueError(f"{name} has {tensor.dim()} dimensions; needed are {rank}, {layout}")
 
 
 def _unpack(packed: torch.Tensor, count: int, dim: int, name: str) -> tuple[torch.Tensor, ...]:
@@ -45,24 +47,25 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> _Result:
-    """Attention of q [batch, seq_q, heads, dim] over k, v [batch, seq_k, kv_heads, dim]; causal is bottom-right.
+    """Attention of q [batch, seq_q, heads, dim] over k, v [batch, seq_k, kv_heads, dim]; causal is
+    bottom-right.
 
     Returns out [batch, seq_q, heads, dim_v], or (out, softmax_lse float32 [batch, heads, seq_q], None).
     """
-    for tensor, name in ((q, "q"), (k, "k"), (v, "v")):
-        _need_rank(tensor, 4, name, "[batch, seq, heads, dim]")
+    if not q.dim() == k.dim() == v.dim() == 4:
+        _raise_rank(4, "[batch, seq, heads, dim]", q=q, k=k, v=v)
     left, right = window_bounds(window_size, "window_size")
     result = attend(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
         None,
-        None if alibi_slopes is None else alibi_slopes.float(),
-        scale=softmax_scale,
-        causal=BOTTOM_RIGHT if causal else NONE,
-        window_left=left,
-        window_right=right,
-        softcap=softcap,
+        softmax_scale,
+        BOTTOM_RIGHT if causal else NONE,
+        left,
+        right,
+        softcap,
+        alibi_slopes=None if alibi_slopes is None else alibi_slopes.float(),
         dropout_p=dropout_p,
         return_lse=return_attn_probs,
     )
@@ -92,29 +95,30 @@ def flash_attn_varlen_func(
 ) -> _Result:
     """Attention within packed sequences: q [total_q, heads, dim], k, v [total_k, kv_heads, dim].
 
-    cu_seqlens_q and cu_seqlens_k, int32 or int64 [sequences + 1], say where each sequence begins. max_seqlen_q and
-    max_seqlen_k are accepted for compatibility; the lengths are read from cu_seqlens. Returns out [total_q, heads,
-    dim_v], or (out, softmax_lse float32 [heads, total_q], None).
+    cu_seqlens_q and cu_seqlens_k, int32 or int64 [sequences + 1], say where each sequence begins.
+    max_seqlen_q and max_seqlen_k are accepted for compatibility; the lengths are read from cu_seqlens.
+    Returns out [total_q, heads, dim_v], or (out, softmax_lse float32 [heads, total_q], None).
     """
     if block_table is not None:
-        raise NotImplementedError("block_table is given, but paged keys and values are not supported yet; pass None")
-    for tensor, name in ((q, "q"), (k, "k"), (v, "v")):
-        _need_rank(tensor, 3, name, "[total, heads, dim]")
+        raise NotImplementedError(
+            "block_table is given, but paged keys and values are not supported yet; pass None"
+        )
+    if not q.dim() == k.dim() == v.dim() == 3:
+        _raise_rank(3, "[total, heads, dim]", q=q, k=k, v=v)
     left, right = window_bounds(window_size, "window_size")
     result = attend(
         q.transpose(0, 1).unsqueeze(0),
         k.transpose(0, 1).unsqueeze(0),
         v.transpose(0, 1).unsqueeze(0),
         None,
-        None if alibi_slopes is None else alibi_slopes.float(),
-        None,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        scale=softmax_scale,
-        causal=BOTTOM_RIGHT if causal else NONE,
-        window_left=left,
-        window_right=right,
-        softcap=softcap,
+        softmax_scale,
+        BOTTOM_RIGHT if causal else NONE,
+        left,
+        right,
+        softcap,
+        alibi_slopes=None if alibi_slopes is None else alibi_slopes.float(),
+        cu_seqlens_query=cu_seqlens_q,
+        cu_seqlens_key=cu_seqlens_k,
         dropout_p=dropout_p,
         return_lse=return_attn_probs,
     )
@@ -138,7 +142,17 @@ def flash_attn_qkvpacked_func(
     """flash_attn_func of qkv [batch, seq, 3, heads, dim], read in place."""
     q, k, v = _unpack(qkv, 3, 2, "qkv")
     return flash_attn_func(
-        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
     )
 
 
@@ -154,10 +168,20 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> _Result:
-    """flash_attn_func of q [batch, seq_q, heads, dim] and kv [batch, seq_k, 2, kv_heads, dim], read in place."""
+    """flash_attn_func of q [batch, seq_q, heads, dim], kv [batch, seq_k, 2, kv_heads, dim], read in place."""
     k, v = _unpack(kv, 2, 2, "kv")
     return flash_attn_func(
-        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
     )
 
 
@@ -177,9 +201,22 @@ def flash_attn_varlen_qkvpacked_func(
     """flash_attn_varlen_func of qkv [total, 3, heads, dim], read in place."""
     q, k, v = _unpack(qkv, 3, 1, "qkv")
     return flash_attn_varlen_func(
-        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, window_size, softcap,
-        alibi_slopes, deterministic, return_attn_probs,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -201,6 +238,19 @@ def flash_attn_varlen_kvpacked_func(
     """flash_attn_varlen_func of q [total_q, heads, dim] and kv [total_k, 2, kv_heads, dim], read in place."""
     k, v = _unpack(kv, 2, 1, "kv")
     return flash_attn_varlen_func(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size,
-        softcap, alibi_slopes, deterministic, return_attn_probs,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )

@@ -37,8 +37,8 @@ def _to_rank_4(
     rank = query.dim()
     if rank < 2 or key.dim() != rank or value.dim() != rank:
         raise ValueError(
-            f"query, key and value have {rank}, {key.dim()} and {value.dim()} dimensions; they need the same number, at "
-            "least 2: [..., seq, dim]"
+            f"query, key and value have {rank}, {key.dim()} and {value.dim()} dimensions; they need the same "
+            "number, at least 2: [..., seq, dim]"
         )
     if rank == 2:
         return query[None, None], key[None, None], value[None, None], attn_mask, torch.Size([1])
@@ -64,7 +64,8 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """torch.nn.functional.scaled_dot_product_attention: its signature and semantics, carried out by tileformer.
+    """torch.nn.functional.scaled_dot_product_attention: its signature and semantics, carried out by
+    tileformer.
 
     Args:
         query: [..., heads, seq_q, dim]; also [batch, seq_q, dim] and [seq_q, dim].
@@ -85,21 +86,19 @@ def scaled_dot_product_attention(
     """
     if is_causal and attn_mask is not None:
         raise RuntimeError("attn_mask is given although is_causal is True; only one of them is allowed")
-    rank, batch = query.dim(), query.shape[:1]
-    if rank != 4 or key.dim() != 4 or value.dim() != 4 or not batch == key.shape[:1] == value.shape[:1]:
+    rank, batch = query.dim(), None
+    if not (rank == key.dim() == value.dim() == 4 and query.size(0) == key.size(0) == value.size(0)):
         query, key, value, attn_mask, batch = _to_rank_4(query, key, value, attn_mask)
-    heads, kv_heads = query.shape[1], key.shape[1]
+    heads, kv_heads = query.size(1), key.size(1)
     if heads != kv_heads and not enable_gqa:
         if heads == 1:  # torch broadcasts heads like any other dimension
             query = query.expand(-1, kv_heads, -1, -1)
         elif kv_heads != 1:
             raise ValueError(
-                f"query has {heads} heads and key has {kv_heads}; without enable_gqa they have to be equal, or one of them 1"
+                f"query has {heads} heads and key has {kv_heads}; without enable_gqa they have to be equal, "
+                "or one of them 1"
             )
-    causal = TOP_LEFT if is_causal else NONE
-    out = attend(
-        query, key, value, attn_mask, None, None, None, None, None, None, scale, causal, -1, -1, 0.0, dropout_p
-    )  # fmt: skip
+    out = attend(query, key, value, attn_mask, scale, TOP_LEFT if is_causal else NONE, dropout_p=dropout_p)
     if rank == 4:
         return out
     if rank < 4:
@@ -110,9 +109,9 @@ def scaled_dot_product_attention(
 def enable() -> None:
     """From now on torch.nn.functional.scaled_dot_product_attention on the CPU is carried out by tileformer.
 
-    Models that call it run unchanged. It reaches every call for which torch chooses its flash kernel; calls with
-    dropout, dim_v != dim, or a mask that requires grad go through torch's math path and are not seen here. float64 stays
-    with torch, and so does the backward (one warning says so). Process-wide, all threads.
+    Models that call it run unchanged. It reaches every call for which torch chooses its flash kernel; calls
+    with dropout, dim_v != dim, or a mask that requires grad go through torch's math path and are not seen
+    here. float64 stays with torch, and so does the backward (one warning says so). Process-wide, all threads.
     """
     _C.set_sdpa_override(True)
 
@@ -122,7 +121,7 @@ def disable() -> None:
     _C.set_sdpa_override(False)
 
 
-class enabled(contextlib.ContextDecorator):  # noqa: N801  (reads as a word: `with tileformer.enabled():`)
+class enabled(contextlib.ContextDecorator):
     """enable() within a block or a decorated function; leaves things as it found them."""
 
     def __enter__(self) -> enabled:

@@ -17,14 +17,10 @@ namespace tileformer::test {
 // Half the distance from 1 to the next number.
 inline double unit_roundoff(DType dtype) {
   switch (dtype) {
-    case DType::bf16:
-      return 0x1p-8;
-    case DType::f16:
-      return 0x1p-11;
-    case DType::f32:
-      return 0x1p-24;
-    default:
-      return 0x1p-53;
+    case DType::bf16: return 0x1p-8;
+    case DType::f16: return 0x1p-11;
+    case DType::f32: return 0x1p-24;
+    default: return 0x1p-53;
   }
 }
 

@@ -99,10 +99,8 @@ class AttentionData {
   TensorView allocate_rows(const Sizes& shape, bool is_kv) {
     const auto [batch, heads, seq, dim] = shape;
     switch (case_.layout) {
-      case Layout::bhsd:
-        return allocate(dtype_, 4, shape, {heads * seq * dim, seq * dim, dim, 1});
-      case Layout::reversed:
-        return allocate(dtype_, 4, shape, {heads * seq * dim, seq * dim, -dim, 1});
+      case Layout::bhsd: return allocate(dtype_, 4, shape, {heads * seq * dim, seq * dim, dim, 1});
+      case Layout::reversed: return allocate(dtype_, 4, shape, {heads * seq * dim, seq * dim, -dim, 1});
       case Layout::padded: {
         const std::int64_t row = dim + 3, head = seq * row + 5;
         return allocate(dtype_, 4, shape, {heads * head + 1, head, row, 1});
@@ -110,8 +108,7 @@ class AttentionData {
       case Layout::expanded_kv:
         if (is_kv) return allocate(dtype_, 4, shape, {0, 0, dim, 1});
         [[fallthrough]];
-      case Layout::bshd:
-        return allocate(dtype_, 4, shape, {seq * heads * dim, dim, heads * dim, 1});
+      case Layout::bshd: return allocate(dtype_, 4, shape, {seq * heads * dim, dim, heads * dim, 1});
     }
     std::abort();
   }
@@ -182,12 +179,9 @@ class AttentionData {
     double hidden = dtype == DType::boolean ? 0 : -std::numeric_limits<double>::infinity();
     const double chance = std::uniform_real_distribution<double>()(random_);
     switch (case_.mask.content) {
-      case Mask::Content::random:
-        return chance < 0.7 ? shown : hidden;
-      case Mask::Content::blocks:
-        return (i / 20 + j / 110) % 2 == 0 && j % 70 != 69 ? shown : hidden;
-      case Mask::Content::hidden:
-        return hidden;
+      case Mask::Content::random: return chance < 0.7 ? shown : hidden;
+      case Mask::Content::blocks: return (i / 20 + j / 110) % 2 == 0 && j % 70 != 69 ? shown : hidden;
+      case Mask::Content::hidden: return hidden;
       case Mask::Content::lowest:
         if (dtype == DType::bf16) hidden = -0x1.fep127;
         if (dtype == DType::f16) hidden = -65504;
@@ -223,8 +217,7 @@ class AttentionData {
         args.attn_mask =
             allocate(dtype, 4, shape, {shape[1] * q * (3 * k + 1), q * (3 * k + 1), 3 * k + 1, 3});
         break;
-      default:
-        args.attn_mask = allocate_dense(dtype, 4, shape);
+      default: args.attn_mask = allocate_dense(dtype, 4, shape);
     }
     for_each_index(args.attn_mask, [&](const Index& at) { set(args.attn_mask, at, mask_value(dtype, at)); });
     if (m.order != Mask::Order::expanded) return;

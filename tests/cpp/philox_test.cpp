@@ -8,9 +8,7 @@
 namespace tileformer {
 namespace {
 
-std::vector<std::uint32_t> words(const PhiloxWords& w) {
-  return {w.word, w.word + 4};
-}
+std::vector<std::uint32_t> words(const PhiloxWords& w) { return {w.word, w.word + 4}; }
 
 TEST(Philox, KnownAnswers) {
   EXPECT_EQ(words(philox4x32(0, 0, 0, 0, 0, 0)),

@@ -8,7 +8,12 @@ import torch
 
 
 def visible(
-    seq_q: int, seq_k: int, *, causal: bool | str = False, window: tuple[int, int] = (-1, -1), diagonal: int | None = None
+    seq_q: int,
+    seq_k: int,
+    *,
+    causal: bool | str = False,
+    window: tuple[int, int] = (-1, -1),
+    diagonal: int | None = None,
 ) -> torch.Tensor:
     """bool [seq_q, seq_k]: which key a query sees by causal and window."""
     if diagonal is None:
@@ -71,7 +76,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 4e-3, tor
 
 
 def assert_matches(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """actual, of any float dtype, against the float64 expected: relative to the largest value that is expected."""
+    """actual, of any float dtype, against the float64 expected; the bound grows with the largest value."""
     assert actual.shape == expected.shape
     finite = expected.isfinite()
     assert torch.equal(actual.isfinite(), finite)

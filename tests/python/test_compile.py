@@ -13,7 +13,9 @@ OPS = torch.ops.tileformer
 
 
 def qkv(seq_q=10, seq_k=14, heads=4, kv_heads=2, dim=16, dtype=torch.float32):
-    return tuple(torch.randn(2, h, n, dim).to(dtype) for h, n in ((heads, seq_q), (kv_heads, seq_k), (kv_heads, seq_k)))
+    return tuple(
+        torch.randn(2, h, n, dim).to(dtype) for h, n in ((heads, seq_q), (kv_heads, seq_k), (kv_heads, seq_k))
+    )
 
 
 def bshd(t: torch.Tensor) -> torch.Tensor:
@@ -23,13 +25,12 @@ def bshd(t: torch.Tensor) -> torch.Tensor:
 def operator_samples():
     q, k, v = qkv()
     cu = torch.tensor([0, 4, 10], dtype=torch.int32), torch.tensor([0, 9, 14], dtype=torch.int32)
-    nones = (None,) * 8
     yield (q, k, v)
-    yield (bshd(q), bshd(k), bshd(v), torch.rand(10, 14) > 0.3, *nones[:7], 0.3, 2, 5, 0, 2.0)
-    yield (q, k, v, None, torch.rand(4), torch.rand(4))
-    yield (q[:1], k[:1], v[:1], None, None, None, *cu)
-    yield (q.bfloat16(), k.bfloat16(), v[..., :8].bfloat16(), *nones, None, 1)
-    yield (q, k, v, *nones[:7], torch.tensor([3, 4]), None, 0, -1, -1, 0.0, 0.3)
+    yield (bshd(q), bshd(k), bshd(v), torch.rand(10, 14) > 0.3, 0.3, 2, 5, 0, 2.0)
+    yield (q, k, v, None, None, 0, -1, -1, 0.0, torch.rand(4), torch.rand(4))
+    yield (q[:1], k[:1], v[:1], None, None, 2, -1, -1, 0.0, None, None, None, None, *cu)
+    yield (q.bfloat16(), k.bfloat16(), v[..., :8].bfloat16(), None, None, 1)
+    yield (q, k, v, None, None, 0, -1, -1, 0.0, *(None,) * 6, 0.3, torch.tensor([3, 4]))
 
 
 @pytest.mark.parametrize("op", [OPS.attention_inference.default, OPS.attention_forward.default], ids=str)
@@ -39,19 +40,27 @@ def test_opcheck(op, sample):
 
 
 FUNCTIONS = {
-    "flash_attention": lambda q, k, v: tileformer.flash_attention(q, k, v, causal=True, window=(6, 0), softcap=5.0),
+    "flash_attention": lambda q, k, v: tileformer.flash_attention(
+        q, k, v, causal=True, window=(6, 0), softcap=5.0
+    ),
     "with_lse": lambda q, k, v: tileformer.flash_attention(q, k, v, return_lse=True),
     "flash_attn_func": lambda q, k, v: tileformer.flash_attn_func(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=True
     ),
     "sdpa": lambda q, k, v: tileformer.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
-    "between_other_operations": lambda q, k, v: tileformer.flash_attention(q * 2, k.sin(), v, causal=True).relu() + 1,
+    "between_other_operations": lambda q, k, v: (
+        tileformer.flash_attention(q * 2, k.sin(), v, causal=True).relu() + 1
+    ),
 }
 
 
 @pytest.mark.parametrize(
     "name, backend",
-    [*((name, "aot_eager") for name in FUNCTIONS), ("with_lse", "inductor"), ("between_other_operations", "inductor")],
+    [
+        *((name, "aot_eager") for name in FUNCTIONS),
+        ("with_lse", "inductor"),
+        ("between_other_operations", "inductor"),
+    ],
 )
 def test_compile_fullgraph(name, backend):
     function, inputs = FUNCTIONS[name], qkv()
@@ -71,7 +80,9 @@ def test_compile_with_changing_lengths():
 
 def test_compiled_dropout_draws_anew_on_every_run():
     q, k, v = qkv()
-    compiled = torch.compile(lambda q: tileformer.flash_attention(q, k, v, dropout_p=0.5), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(
+        lambda q: tileformer.flash_attention(q, k, v, dropout_p=0.5), fullgraph=True, backend="aot_eager"
+    )
     torch.manual_seed(0)
     first, second = compiled(q), compiled(q)
     torch.manual_seed(0)
@@ -80,7 +91,9 @@ def test_compiled_dropout_draws_anew_on_every_run():
 
 def test_compiled_torch_sdpa_reaches_the_override():
     q, k, v = qkv(10, 10, 4, 4)
-    compiled = torch.compile(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), fullgraph=True)
+    compiled = torch.compile(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), fullgraph=True
+    )
     with torch.no_grad(), tileformer.enabled():
         before = tileformer._C.sdpa_counts()["tileformer"]
         out = compiled(bshd(q), bshd(k), bshd(v))
@@ -128,7 +141,12 @@ def test_autocast_leaves_float64_alone():
 
 
 def test_fake_tensors_have_the_shape_and_strides_of_real_ones():
-    cases = [qkv(), tuple(bshd(t) for t in qkv()), qkv(0, 3), tuple(t.permute(2, 0, 1, 3) for t in qkv(2, 2, 5, 5))]
+    cases = [
+        qkv(),
+        tuple(bshd(t) for t in qkv()),
+        qkv(0, 3),
+        tuple(t.permute(2, 0, 1, 3) for t in qkv(2, 2, 5, 5)),
+    ]
     for inputs in cases:
         real = OPS.attention_forward(*inputs)
         with FakeTensorMode() as mode:

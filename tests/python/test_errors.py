@@ -55,7 +55,7 @@ def test_flash_attention(name):
 
 
 def test_head_dim_beyond_what_is_supported():
-    with pytest.raises(RuntimeError, match="query.*577.*576"):
+    with pytest.raises(RuntimeError, match=r"query.*577.*576"):
         tileformer.flash_attention(*(torch.zeros(1, 1, 2, 577),) * 3)
 
 
@@ -82,13 +82,15 @@ def test_varlen(name):
 
 def test_varlen_block_table_and_ranks():
     q, kv, cu = torch.randn(6, 4, 16), torch.randn(6, 2, 16), int32(0, 6)
-    with pytest.raises(NotImplementedError, match="block_table"):
-        tileformer.flash_attn_varlen_func(q, kv, kv, cu, cu, 6, 6, block_table=torch.zeros(1, 1, dtype=torch.int32))
-    with pytest.raises(ValueError, match="q has 4 dimensions.*total, heads, dim"):
+    with pytest.raises(NotImplementedError, match=r"block_table"):
+        tileformer.flash_attn_varlen_func(
+            q, kv, kv, cu, cu, 6, 6, block_table=torch.zeros(1, 1, dtype=torch.int32)
+        )
+    with pytest.raises(ValueError, match=r"q has 4 dimensions.*total, heads, dim"):
         tileformer.flash_attn_varlen_func(q[None], kv, kv, cu, cu, 6, 6)
-    with pytest.raises(ValueError, match="k has 3 dimensions.*batch, seq, heads, dim"):
+    with pytest.raises(ValueError, match=r"k has 3 dimensions.*batch, seq, heads, dim"):
         tileformer.flash_attn_func(q[None], kv, kv)
-    with pytest.raises(ValueError, match="qkv has shape.*dimension 2 has to be 3"):
+    with pytest.raises(ValueError, match=r"qkv has shape.*dimension 2 has to be 3"):
         tileformer.flash_attn_qkvpacked_func(torch.randn(1, 5, 2, 4, 16))
 
 
@@ -103,7 +105,7 @@ def test_gradients_are_refused_by_name(argument):
     tensors[argument] = tensors[argument].clone().requires_grad_()
     with pytest.raises(NotImplementedError, match=f"{argument} requires grad.*no_grad"):
         tileformer.flash_attention(**tensors)
-    with pytest.raises(NotImplementedError, match="no_grad"):
+    with pytest.raises(NotImplementedError, match=r"no_grad"):
         torch.ops.tileformer.attention_forward(Q.clone().requires_grad_(), KV, KV)
 
 
@@ -115,7 +117,7 @@ def test_without_grad_mode_inputs_may_require_grad(context):
 
 
 def test_what_is_not_a_dense_cpu_tensor_is_refused():
-    with pytest.raises(ValueError, match="query, key and value.*dense.*CPU"):
+    with pytest.raises(ValueError, match=r"query, key and value.*dense.*CPU"):
         tileformer.flash_attention(Q.to_sparse(), KV, KV)
 
 
@@ -134,6 +136,8 @@ with tileformer.enabled():
     attempt(lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q))
 """
     environment = {**os.environ, "TILEFORMER_ISA": "mmx"}
-    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
     lines = run.stdout.splitlines()
     assert len(lines) == 3 and all("mmx" in line and "portable" in line for line in lines), run.stdout

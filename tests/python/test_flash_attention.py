@@ -15,14 +15,20 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 def tensors(batch, heads, kv_heads, seq_q, seq_k, dim, dim_v=None, dtype=torch.float32, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    shapes = ((batch, heads, seq_q, dim), (batch, kv_heads, seq_k, dim), (batch, kv_heads, seq_k, dim_v or dim))
+    shapes = (
+        (batch, heads, seq_q, dim),
+        (batch, kv_heads, seq_k, dim),
+        (batch, kv_heads, seq_k, dim_v or dim),
+    )
     return tuple(torch.randn(s, generator=generator).to(dtype) for s in shapes)
 
 
 def check(q, k, v, **options):
     out, lse = tileformer.flash_attention(q, k, v, return_lse=True, **options)
     expected, expected_lse = exact_attention(q, k, v, **options)
-    assert out.dtype == q.dtype and lse.dtype == (torch.float64 if q.dtype == torch.float64 else torch.float32)
+    assert out.dtype == q.dtype and lse.dtype == (
+        torch.float64 if q.dtype == torch.float64 else torch.float32
+    )
     assert_matches(out, expected)
     assert_matches(lse, expected_lse)
     assert torch.equal(out, tileformer.flash_attention(q, k, v, **options))
@@ -61,9 +67,16 @@ OPTIONS = {
     "alibi": dict(alibi_slopes=torch.tensor([0.5, 0.25, 0.125, 0.0625])),
     "alibi_batch": dict(alibi_slopes=torch.linspace(0, 1, 8).reshape(2, 4), causal=True),
     "sinks": dict(sinks=torch.tensor([1.0, -2.0, 0.0, 4.0])),
-    "sinks_bfloat16_causal": dict(sinks=torch.tensor([1.0, -2.0, 0.0, 4.0], dtype=torch.bfloat16), causal=True),
+    "sinks_bfloat16_causal": dict(
+        sinks=torch.tensor([1.0, -2.0, 0.0, 4.0], dtype=torch.bfloat16), causal=True
+    ),
     "everything": dict(
-        scale=0.1875, causal=True, window=(20, -1), softcap=5.0, sinks=torch.ones(4), alibi_slopes=torch.full((4,), 0.1)
+        scale=0.1875,
+        causal=True,
+        window=(20, -1),
+        softcap=5.0,
+        sinks=torch.ones(4),
+        alibi_slopes=torch.full((4,), 0.1),
     ),
 }
 
@@ -78,7 +91,9 @@ def test_options(dtype, name, lengths):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", ["bool", "float", "float_inf"])
 @pytest.mark.parametrize(
-    "shape", [(2, 4, 19, 35), (1, 1, 19, 35), (2, 1, 1, 35), (1, 4, 19, 1), (4, 1, 35), (19, 35), (35,), ()], ids=str
+    "shape",
+    [(2, 4, 19, 35), (1, 1, 19, 35), (2, 1, 1, 35), (1, 4, 19, 1), (4, 1, 35), (19, 35), (35,), ()],
+    ids=str,
 )
 def test_masks(dtype, kind, shape):
     generator = torch.Generator().manual_seed(1)
@@ -188,6 +203,10 @@ def test_dropout_follows_the_seed_and_keeps_the_mean():
     again = tileformer.flash_attention(q, k, v, dropout_p=0.25)
     assert torch.equal(first, again) and not torch.equal(first, second)
     ones = torch.ones_like(v)
-    kept = tileformer.flash_attention(q * 0, k, ones, dropout_p=0.25)  # uniform weights: mean of the kept ones
+    kept = tileformer.flash_attention(
+        q * 0, k, ones, dropout_p=0.25
+    )  # uniform weights: mean of the kept ones
     assert abs(kept.mean().item() - 1) < 0.03 and kept.std().item() > 0.01
-    assert torch.equal(tileformer.flash_attention(q, k, v, dropout_p=0.0), tileformer.flash_attention(q, k, v))
+    assert torch.equal(
+        tileformer.flash_attention(q, k, v, dropout_p=0.0), tileformer.flash_attention(q, k, v)
+    )

@@ -25,7 +25,10 @@ def exact_bshd(q, k, v, **options):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", [(13, 29), (29, 13)], ids=str)
 def test_flash_attn_func(dtype, causal, lengths):
-    q, k, v = (bshd(2, n, h, 32, s, dtype) for s, (n, h) in enumerate(((lengths[0], 6), (lengths[1], 2), (lengths[1], 2))))
+    q, k, v = (
+        bshd(2, n, h, 32, s, dtype)
+        for s, (n, h) in enumerate(((lengths[0], 6), (lengths[1], 2), (lengths[1], 2)))
+    )
     out, lse, probs = tileformer.flash_attn_func(
         q, k, v, softmax_scale=0.2, causal=causal, window_size=(9, -1), softcap=4.0, return_attn_probs=True
     )
@@ -57,7 +60,9 @@ def test_variable_lengths(index_dtype, causal):
     lengths_q, lengths_k = [5, 0, 17, 1, 9], [8, 3, 17, 40, 0]
     cu_q = torch.tensor([0, *torch.tensor(lengths_q).cumsum(0)], dtype=index_dtype)
     cu_k = torch.tensor([0, *torch.tensor(lengths_k).cumsum(0)], dtype=index_dtype)
-    q, k, v = (torch.randn(n, h, 24) for n, h in ((sum(lengths_q), 4), (sum(lengths_k), 2), (sum(lengths_k), 2)))
+    q, k, v = (
+        torch.randn(n, h, 24) for n, h in ((sum(lengths_q), 4), (sum(lengths_k), 2), (sum(lengths_k), 2))
+    )
     out, lse, _ = tileformer.flash_attn_varlen_func(
         q, k, v, cu_q, cu_k, max(lengths_q), max(lengths_k), causal=causal, return_attn_probs=True
     )

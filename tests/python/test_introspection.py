@@ -63,7 +63,9 @@ def test_explain_computes_no_attention_and_keeps_counts():
     before = _C.sdpa_counts()
     seen = []
     with tileformer.enabled():
-        text = tileformer.explain(lambda: seen.append(F.scaled_dot_product_attention(q, k, v, enable_gqa=True)))
+        text = tileformer.explain(
+            lambda: seen.append(F.scaled_dot_product_attention(q, k, v, enable_gqa=True))
+        )
     assert tileformer.isa() in text and _C.sdpa_counts() == before
     assert seen[0].shape == q.shape and (seen[0] == 0).all()
 
@@ -72,7 +74,9 @@ def test_explain_torch_sdpa_when_not_enabled():
     q, k, v = qkv()
     assert "not enabled" in tileformer.explain(F.scaled_dot_product_attention, q, k, v, enable_gqa=True)
     with tileformer.enabled():
-        text = tileformer.explain(F.scaled_dot_product_attention, *(t.double() for t in (q, k, v)), enable_gqa=True)
+        text = tileformer.explain(
+            F.scaled_dot_product_attention, *(t.double() for t in (q, k, v)), enable_gqa=True
+        )
     assert "stay with torch" in text
 
 
@@ -83,7 +87,9 @@ def test_explain_raises_what_the_call_would_raise():
 
 
 def run(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def test_import_leaves_transformers_and_torch_sdpa_alone():

@@ -1,4 +1,4 @@
-"""torch's scaled_dot_product_attention: our function of that signature, and torch's own one carried out by us."""
+"""torch's scaled_dot_product_attention: our function of that signature, and torch's own, carried out here."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ def test_same_as_torch(name, dtype):
     mask = options.get("attn_mask")
     if mask is not None and mask.is_floating_point():
         options = {**options, "attn_mask": mask.to(dtype)}
-    close(tileformer.scaled_dot_product_attention(q, k, v, **options), F.scaled_dot_product_attention(q, k, v, **options))
+    close(
+        tileformer.scaled_dot_product_attention(q, k, v, **options),
+        F.scaled_dot_product_attention(q, k, v, **options),
+    )
 
 
 def test_same_as_torch_with_another_value_dim():
@@ -85,13 +88,13 @@ def test_dropout_follows_manual_seed():
 
 def test_mask_together_with_is_causal_is_an_error():
     q, k, v = tensors((1, 1, 4, 8), (1, 1, 4, 8))
-    with pytest.raises(RuntimeError, match="attn_mask.*is_causal"):
+    with pytest.raises(RuntimeError, match=r"attn_mask.*is_causal"):
         tileformer.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(4, 4), is_causal=True)
 
 
 def test_unequal_heads_need_enable_gqa():
     q, k, v = tensors((1, 4, 4, 8), (1, 2, 4, 8))
-    with pytest.raises(ValueError, match="4 heads.*2.*enable_gqa"):
+    with pytest.raises(ValueError, match=r"4 heads.*2.*enable_gqa"):
         tileformer.scaled_dot_product_attention(q, k, v)
 
 
@@ -111,7 +114,18 @@ def bshd(t: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize(
-    "name", ["plain", "causal", "causal_more_keys", "scale", "gqa", "mqa_causal", "bool_mask", "bool_mask_2d", "float_mask"]
+    "name",
+    [
+        "plain",
+        "causal",
+        "causal_more_keys",
+        "scale",
+        "gqa",
+        "mqa_causal",
+        "bool_mask",
+        "bool_mask_2d",
+        "float_mask",
+    ],
 )
 def test_enabled_runs_here(name, layout, dtype):
     q_shape, k_shape, options = PARITY[name]
@@ -178,7 +192,9 @@ def test_enable_disable_and_nesting():
     assert tileformer.enabled()(runs_here)()
 
 
-@pytest.mark.parametrize("options", [{}, dict(is_causal=True), dict(attn_mask=torch.randn(9, 9))], ids=["plain", "causal", "mask"])
+@pytest.mark.parametrize(
+    "options", [{}, dict(is_causal=True), dict(attn_mask=torch.randn(9, 9))], ids=["plain", "causal", "mask"]
+)
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_gradients_under_enabled_are_those_of_torch(options, kv_heads):
     inputs = tensors((2, 4, 9, 16), (2, kv_heads, 9, 16))

@@ -112,7 +112,10 @@ def test_packed_position_ids(models, name):
     inputs = dict(input_ids=tokens(1), position_ids=position_ids, use_cache=False)
     expected = logits(models(name), "eager", **inputs)
     same(logits(models(name), "tileformer", **inputs), expected)
-    parts = [logits(models(name), "tileformer", input_ids=p, use_cache=False) for p in inputs["input_ids"].split([6, 8, 3], 1)]
+    parts = [
+        logits(models(name), "tileformer", input_ids=p, use_cache=False)
+        for p in inputs["input_ids"].split([6, 8, 3], 1)
+    ]
     same(torch.cat(parts, 1), expected)
 
 
@@ -156,7 +159,9 @@ def test_beams_and_prompt_lookup(models):
         model.set_attn_implementation(implementation)
         beams = model.generate(**inputs, max_new_tokens=8, num_beams=3, do_sample=False, eos_token_id=None)
         repeated = tokens(1, 6).repeat(1, 3)
-        looked_up = model.generate(repeated, max_new_tokens=12, prompt_lookup_num_tokens=3, do_sample=False, eos_token_id=None)
+        looked_up = model.generate(
+            repeated, max_new_tokens=12, prompt_lookup_num_tokens=3, do_sample=False, eos_token_id=None
+        )
         results.append((beams, looked_up))
     assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
 
@@ -167,7 +172,9 @@ def test_chunks_on_a_filled_cache(models, masks, name, static):
     model, ids = models(name), tokens(2)
     expected = logits(model, "eager", input_ids=ids, use_cache=False)
     model.set_attn_implementation("tileformer")
-    cache = StaticCache(config=model.config, max_cache_len=32) if static else DynamicCache(config=model.config)
+    cache = (
+        StaticCache(config=model.config, max_cache_len=32) if static else DynamicCache(config=model.config)
+    )
     parts = [model(chunk, cache=cache).logits for chunk in ids.split([7, 5, 1, 4], 1)]
     same(torch.cat(parts, 1), expected)
     assert not dense(masks)

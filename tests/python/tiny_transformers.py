@@ -6,7 +6,9 @@ import torch
 import transformers
 
 VOCABULARY = 96
-_COMMON = dict(vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=4, pad_token_id=0)
+_COMMON = dict(
+    vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=4, pad_token_id=0
+)
 _GQA = dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256)
 
 # name: (configuration class, model class, arguments)
@@ -29,7 +31,7 @@ DECODERS = {
 
 
 def decoder(name: str) -> torch.nn.Module:
-    """A causal language model of DECODERS, float32, evaluation mode; large weights, so that attention matters."""
+    """A causal language model of DECODERS, float32, in evaluation mode."""
     config_class, model_class, arguments = DECODERS[name]
     config = getattr(transformers, config_class)(**{**_COMMON, **arguments})
     return _initialised(getattr(transformers, model_class)(config))
@@ -42,18 +44,37 @@ def bert() -> torch.nn.Module:
 
 def bart() -> torch.nn.Module:
     config = transformers.BartConfig(
-        vocab_size=VOCABULARY, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
-        decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=64, pad_token_id=0,
-        bos_token_id=1, eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=None,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=2,
+        forced_eos_token_id=None,
+    )
     return _initialised(transformers.BartForConditionalGeneration(config))
 
 
 def t5() -> torch.nn.Module:
     config = transformers.T5Config(
-        vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0,
-        relative_attention_num_buckets=8, relative_attention_max_distance=16, dropout_rate=0.0,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        d_model=32,
+        d_kv=8,
+        d_ff=48,
+        num_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+        relative_attention_num_buckets=8,
+        relative_attention_max_distance=16,
+        dropout_rate=0.0,
+    )
     return _initialised(transformers.T5ForConditionalGeneration(config))
 
 

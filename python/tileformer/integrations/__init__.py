@@ -7,8 +7,8 @@ import warnings
 
 from tileformer.integrations.after_import import after_import
 
-# The module of transformers that holds its table of attention functions. Importing it takes seconds, so it is never
-# imported from here: registration waits until the user's own imports have brought it in.
+# The module of transformers that holds its table of attention functions. Importing it takes seconds, so it is
+# never imported from here: registration waits until the user's own imports have brought it in.
 _TABLE = "transformers.modeling_utils"
 
 
@@ -24,4 +24,6 @@ def _register() -> None:
     try:
         import tileformer.integrations.transformers  # noqa: F401  (registers on import)
     except ImportError as error:  # a transformers without these tables must stay usable
-        warnings.warn(f"attn_implementation='tileformer' is not available: {error}", RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            f"attn_implementation='tileformer' is not available: {error}", RuntimeWarning, stacklevel=2
+        )

@@ -1,16 +1,18 @@
 """Hugging Face transformers: attn_implementation="tileformer".
 
-Importing this module registers two functions: the attention of a layer, and the mask that the model prepares once per
-forward. The mask is what makes padding cheap: instead of a bool tensor [batch, 1, seq_q, seq_k] the model gets, wherever
-its mask can be said in a few numbers, a *descriptor*, an int32 tensor that transformers hands through untouched:
+Importing this module registers two functions: the attention of a layer, and the mask that the model prepares
+once per forward. The mask is what makes padding cheap: instead of a bool tensor [batch, 1, seq_q, seq_k] the
+model gets, wherever its mask can be said in a few numbers, a *descriptor*, an int32 tensor that transformers
+hands through untouched:
 
     [batch, 1, 1, 2]       bidirectional: (first key, last key + 1) of each sequence, the rest is padding
     [batch, 1, window, 3]  causal: (first key, last key + 1, key opposite query 0)
 
-`window` is 1 for unlimited; otherwise its size is the sliding window (a query sees itself and the window - 1 keys before
-it) and the dimension has stride 0. So the window is known from the shape, without reading the tensor (which a compiled
-graph could not), and the descriptor stays three numbers per sequence. (For a static cache transformers makes masks
-contiguous: 12 bytes per sequence and position of the window, still nothing of the size seq_q * seq_k.) What cannot be said so (holes in the padding, packed sequences, chunks, overlays) is
+`window` is 1 for unlimited; otherwise its size is the sliding window (a query sees itself and the window - 1
+keys before it) and the dimension has stride 0. So the window is known from the shape, without reading the
+tensor (which a compiled graph could not), and the descriptor stays three numbers per sequence. For a static
+cache transformers makes masks contiguous: 12 bytes per sequence and position of the window, still nothing of
+the size seq_q * seq_k. What cannot be said so (holes in the padding, packed sequences, chunks, overlays) is
 the exact bool mask of transformers' sdpa, read where it lies.
 """
 
@@ -45,14 +47,18 @@ def _sliding_window(mask_function: Callable) -> int | None:
     if getattr(mask_function, "__code__", None) is not _AND_MASK:
         return None
     parts = mask_function.__closure__[0].cell_contents
-    if len(parts) != 2 or parts[1] is not causal_mask_function or getattr(parts[0], "__code__", None) is not _SLIDING:
+    if (
+        len(parts) != 2
+        or parts[1] is not causal_mask_function
+        or getattr(parts[0], "__code__", None) is not _SLIDING
+    ):
         return None
     window = parts[0].__closure__[0].cell_contents
     return window if window > 1 else None  # a descriptor has no way to say 1
 
 
 def _key_range(padding: torch.Tensor) -> torch.Tensor | None:
-    """int32 [batch, 2], first and last + 1 true key of padding, bool [batch, keys]; None if a row has holes."""
+    """int32 [batch, 2]: first and last + 1 true key of padding, bool [batch, keys]; None if it has holes."""
     count = padding.sum(-1)
     first = padding.int().argmax(-1) if padding.shape[-1] else count
     end = first + count
@@ -80,10 +86,13 @@ def prepare_mask(
 ) -> torch.Tensor | None:
     """The mask that attention_forward understands: None, a descriptor (see above) or a bool mask.
 
-    The arguments are those of transformers' mask functions; attention_mask is bool [batch, keys], true where a token is.
-    None means plain causal, bottom-right, or no mask at all, as the layer's is_causal says.
+    The arguments are those of transformers' mask functions; attention_mask is bool [batch, keys], true at a
+    token. None means plain causal, bottom-right, or no mask at all, as the layer's is_causal says.
     """
-    causal, bidirectional = mask_function is causal_mask_function, mask_function is bidirectional_mask_function
+    causal, bidirectional = (
+        mask_function is causal_mask_function,
+        mask_function is bidirectional_mask_function,
+    )
     window = None
     if not (causal or bidirectional or use_vmap or torch.compiler.is_compiling()):
         window = _sliding_window(mask_function)
@@ -97,10 +106,19 @@ def prepare_mask(
             keys = _key_range(padding[:, kv_offset : kv_offset + kv_length].bool())
     if keys is None:
         return sdpa_mask(
-            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
-            local_size=local_size, allow_is_causal_skip=False, allow_is_bidirectional_skip=False, use_vmap=use_vmap,
+            batch_size,
+            q_length,
+            kv_length,
+            q_offset,
+            kv_offset,
+            mask_function,
+            attention_mask,
+            local_size=local_size,
+            allow_is_causal_skip=False,
+            allow_is_bidirectional_skip=False,
+            use_vmap=use_vmap,
             device=device,
-        )  # fmt: skip
+        )
 
     if window is not None and window >= kv_length:
         window = None
@@ -110,7 +128,11 @@ def prepare_mask(
     aligned = isinstance(q_offset, int) and q_offset - kv_offset + q_length == kv_length
     if all_keys and aligned and window is None and allow_is_causal_skip:
         return None
-    diagonal = torch.as_tensor(q_offset - kv_offset, dtype=torch.int32, device=device).reshape(1, 1).expand(batch_size, 1)
+    diagonal = (
+        torch.as_tensor(q_offset - kv_offset, dtype=torch.int32, device=device)
+        .reshape(1, 1)
+        .expand(batch_size, 1)
+    )
     return torch.cat((keys, diagonal), -1)[:, None, None].expand(-1, 1, window or 1, 3)
 
 
@@ -125,13 +147,6 @@ def _with_bias(mask: torch.Tensor | None, position_bias: torch.Tensor) -> torch.
     if mask.dtype == torch.bool:
         return position_bias.masked_fill(~mask, float("-inf"))
     return position_bias + mask
-
-
-def _packed_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: tuple[torch.Tensor, torch.Tensor], **options
-) -> torch.Tensor:
-    """Sequences one after the other along seq, batch 1: cu_seqlens (queries, keys), int32 [sequences + 1]."""
-    return attend(query, key, value, cu_seqlens_query=cu_seqlens[0], cu_seqlens_key=cu_seqlens[1], **options)
 
 
 def attention_forward(
@@ -153,12 +168,14 @@ def attention_forward(
 ) -> tuple[torch.Tensor, None]:
     """Attention of one layer, as transformers calls it.
 
-    query [batch, heads, seq_q, dim], key and value [batch, kv_heads, seq_k, dim]; attention_mask from prepare_mask()
-    above, or any mask broadcastable to [batch, heads, seq_q, seq_k] (bool: true sees; float: added). Returns
-    (out [batch, seq_q, heads, dim_v], None): attention weights are never materialised.
+    query [batch, heads, seq_q, dim], key and value [batch, kv_heads, seq_k, dim]; attention_mask from
+    prepare_mask() above, or any mask broadcastable to [batch, heads, seq_q, seq_k] (bool: true sees; float:
+    added). Returns (out [batch, seq_q, heads, dim_v], None): attention weights are never materialised.
     """
     if kwargs.get("output_attentions"):
-        _logger.warning_once("attn_implementation='tileformer' returns no attention weights; use 'eager' to see them.")
+        _logger.warning_once(
+            "attn_implementation='tileformer' returns no attention weights; use 'eager' to see them."
+        )
     if query.shape[0] != key.shape[0]:  # learned queries of batch 1
         query = query.expand(key.shape[0], -1, -1, -1)
     if is_causal is None:
@@ -180,18 +197,26 @@ def attention_forward(
         is_causal = False  # the mask says it already
     if position_bias is not None:
         mask = _with_bias(mask, position_bias)
-    causal = BOTTOM_RIGHT if is_causal else NONE
-    softcap = 0.0 if softcap is None else softcap
-    if cu_seq_lens_q is not None and attention_mask is None:
-        out = _packed_attention(
-            query, key, value, (cu_seq_lens_q, cu_seq_lens_k), attn_mask=mask, sinks=s_aux, scale=scaling, causal=causal,
-            window_left=left, window_right=right, softcap=softcap, dropout_p=dropout,
-        )  # fmt: skip
-    else:
-        out = attend(
-            query, key, value, mask, None, s_aux, None, None, key_range, query_offset, scaling, causal, left, right,
-            softcap, dropout,
-        )  # fmt: skip
+    if attention_mask is not None:
+        cu_seq_lens_q = cu_seq_lens_k = None  # the mask keeps the packed sequences apart
+    out = attend(
+        query,
+        key,
+        value,
+        mask,
+        scaling,
+        BOTTOM_RIGHT if is_causal else NONE,
+        left,
+        right,
+        softcap or 0.0,
+        s_aux,
+        None,
+        key_range,
+        query_offset,
+        cu_seq_lens_q,
+        cu_seq_lens_k,
+        dropout,
+    )
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -2,7 +2,7 @@
 #include "tileformer/attention.h"
 
 #include <algorithm>
-#include <cmath>
+#include <cstring>
 
 #include "base/element.h"
 #include "ops/attention/plan.h"
@@ -115,9 +115,9 @@ Status attention_forward(const AttentionArgs& args, const AttentionPlan& plan, W
   Choice choice;
   if (Status s = choose(args, problem, &choice); !s) return s;
   if (!choice.unit) return attention_reference(args);
-  if (workspace.bytes < plan.workspace_bytes || (!workspace.data && plan.workspace_bytes))
-    return Status::invalid("workspace: given " + std::to_string(workspace.bytes) + " bytes, needed " +
-                           std::to_string(plan.workspace_bytes));
+  if (std::strcmp(plan.unit, choice.unit->label) != 0)
+    return Status::invalid(std::string("plan: made for the unit ") + (*plan.unit ? plan.unit : "(none)") +
+                           ", this call runs on " + choice.unit->label);
   if (plan.tasks == 0) return Status::ok();
 
   KernelArgs k = kernel_args(args, problem, plan);
@@ -140,13 +140,17 @@ Status attention_forward(const AttentionArgs& args, const AttentionPlan& plan, W
   k.next_item = &next_item;
   k.scratch = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(workspace.data) + 63) / 64 * 64);
   k.scratch_bytes = choice.unit->scratch_bytes(k);
+  const int workers = std::min(plan.threads, executor.threads());
+  const std::size_t needed = k.scratch_bytes * std::size_t(workers) + 64;
+  if (!workspace.data || workspace.bytes < needed)
+    return Status::invalid("workspace: given " + std::to_string(workspace.data ? workspace.bytes : 0) +
+                           " bytes, needed " + std::to_string(needed) + " for this plan and these arguments");
 
   Job job{choice.unit, &k};
   auto body = [](void* context, int worker) {
     const Job& j = *static_cast<const Job*>(context);
     j.unit->run(*j.args, worker);
   };
-  const int workers = std::min(plan.threads, executor.threads());
   if (workers <= 1) body(&job, 0);
   else executor.run(workers, body, &job);
   return Status::ok();

@@ -117,9 +117,9 @@ TF_NOINLINE void finish(const KernelArgs& a, const KernelSequence& s, std::int64
     // A sink beyond 2^100 of the reference leaves nothing of the sum, and would overflow.
     const F above = sub(sinks, m);
     const M sink_only = greater(above, set(100.0f));
-    const F sink_weight = exp2(min(above, set(100.0f))), total = add(sum, sink_weight);
+    const F sink_weight = exp2(min(set(100.0f), above)), total = add(sum, sink_weight);
     F f = select(sink_only, exp2(sub(zero(), above)), div(set(a.dropout_scale), total));
-    f = select(nothing, zero(), f);
+    f = select(both(nothing, equal(sinks, sinks)), zero(), f);
     store(factor + lane, f);
     F log_sum = add(m, log2(keeps_exact_sum(a) ? add(load(g.exact_sum + lane), sink_weight) : total));
     log_sum = select(either(nothing, sink_only), sinks, log_sum);

@@ -9,9 +9,7 @@ namespace {
 // Positions inside a sequence, and positions plus a block, are 32-bit in the kernels.
 constexpr std::int64_t kMaxSequenceLength = (std::int64_t{1} << 31) - (std::int64_t{1} << 16) - 1;
 
-std::string at(std::int64_t index) {
-  return "[" + std::to_string(index) + "] = ";
-}
+std::string at(std::int64_t index) { return "[" + std::to_string(index) + "] = "; }
 
 // A view of offsets [sequences + 1]: from 0, never decreasing, ending at total.
 Status check_offsets(const char* argument, const TensorView& view, std::int64_t total,

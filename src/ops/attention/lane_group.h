@@ -11,9 +11,10 @@ using attention::Operand;
 using attention::Task;
 
 // A probability is 2^(score - m), scores in log2 units. m is whole, so that a change of m scales by an exact power of
-// two. It moves only when a score exceeds m by kThreshold, and is then set kHeadroom above the largest score: scores
-// that keep growing along the keys cost a rescale only every kHeadroom + kThreshold = 48 powers of two. fp32 sums of
-// 2^32 times 2^17 keys times |v| < 2^78 do not overflow, and what is 2^-110 of the largest weight becomes zero.
+// two. It starts at the first tile's largest score and moves only when a score exceeds it by kThreshold; it is then set
+// kHeadroom above that score, so that scores which keep growing along the keys cost a rescale every 48 powers of two.
+// (Headroom from the start would cost the exponent's last bits in every row.) fp32 sums of 2^32 times 2^17 keys times
+// |v| < 2^78 do not overflow, and what is 2^-110 of the largest weight becomes zero.
 inline constexpr float kThreshold = 32;
 inline constexpr float kHeadroom = 16;
 

@@ -73,9 +73,16 @@ TF_INLINE float element_as_float(const double* p, F64) { return static_cast<floa
 TF_INLINE float element_as_float(const std::uint16_t* p, F16) { return f32_from_f16(*p); }
 TF_INLINE float element_as_float(const std::uint16_t* p, BF16) { return f32_from_bf16(*p); }
 
+// In log2 units. What is finite stays finite (the lowest float stands for "masked" in many models: a row of nothing else
+// is the mean of V), so that only -inf excludes.
+TF_INLINE F mask_to_log2(F x) {
+  const F excluded = set(-kInfinity);
+  return select(equal(x, excluded), excluded, max(set(-3e38f), mul(x, set(kLog2E))));
+}
+
 template <class T>
 TF_NOINLINE bool load_float_mask(const MaskBlock& m, std::int64_t column, bool same_rows) {
-  const F excluded = set(-kInfinity), log2e = set(kLog2E);
+  const F excluded = set(-kInfinity);
   M none = equal(excluded, excluded);
   const auto* const* row = reinterpret_cast<const typename T::Element* const*>(m.row);
   constexpr bool kScalar = sizeof(typename T::Element) == 8;
@@ -83,15 +90,19 @@ TF_NOINLINE bool load_float_mask(const MaskBlock& m, std::int64_t column, bool s
     for (int j = 0; j < m.keys; ++j) {
       float* to = m.bias + j * kLanes;
       for (int l = 0; l < kLanes; ++l)
-        to[l] = same_rows && l ? to[0] : kLog2E * element_as_float(row[l] + j * column, T{});
-      for (int l = 0; l < kLanes; l += kVecLanes) none = both(none, equal(load(to + l), excluded));
+        to[l] = same_rows && l ? to[0] : element_as_float(row[l] + j * column, T{});
+      for (int l = 0; l < kLanes; l += kVecLanes) {
+        const F x = mask_to_log2(load(to + l));
+        none = both(none, equal(x, excluded));
+        store(to + l, x);
+      }
     }
   } else if constexpr (!kScalar) {
     for (int lane = 0; lane < kLanes; lane += kVecLanes)
       for (int j = 0; j < m.keys; j += kVecLanes) {
         F block[kVecLanes];
         TF_UNROLL for (int l = 0; l < kVecLanes; ++l) {
-          block[l] = mul(log2e, load_up_to<T>(row[lane + l] + j, m.keys - j));
+          block[l] = mask_to_log2(load_up_to<T>(row[lane + l] + j, m.keys - j));
           none = both(none, equal(block[l], excluded));  // zeros behind the last key at worst keep the block
         }
         transpose(block);

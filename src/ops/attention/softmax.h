@@ -64,10 +64,11 @@ TF_COLD void raise_max(const TileMax& tile, float score_scale, LaneGroup& g, Wor
     const int lane = j * kVecLanes;
     const F old_threshold = load(g.threshold + lane), old_max = sub(zero(), load(g.neg_max + lane));
     const M fresh = equal(old_threshold, set(-kInfinity));
-    const F wanted = add(round(mul(tile.lane[j], set(score_scale))), set(kHeadroom));
-    // A lane that has seen nothing yet, -inf so far, keeps its state.
-    const M seen = greater(wanted, set(-kInfinity)), move = both(seen, either(fresh, greater(wanted, old_max)));
-    const F m = select(move, wanted, old_max);
+    // Only the lanes that call for it: what a row computes depends on nothing but itself.
+    const M move = greater(tile.lane[j], old_threshold);
+    if (!any(move)) continue;
+    const F largest = round(mul(tile.lane[j], set(score_scale)));
+    const F m = select(move, add(largest, select(fresh, zero(), set(kHeadroom))), old_max);
     const F factor = select(move, select(fresh, zero(), exp2_whole(sub(old_max, m))), set(1.0f));
     store(g.neg_max + lane, sub(zero(), m));
     store(g.threshold + lane, select(move, div(add(m, set(kThreshold)), set(score_scale)), old_threshold));
