@@ -11,7 +11,8 @@
 // A query sees key j if every condition holds: j < the number of keys, key_range, causal (j <= i + diagonal), window
 // (i + diagonal - left <= j <= i + diagonal + right), the bool mask is true, the float mask is not -inf. Positions
 // that it does not see have no influence, whatever their K and V hold, NaN and Inf included. A query that sees nothing
-// gets out = 0 and lse = -inf (with a sink: lse = sink). A NaN in a position that is seen reaches the output.
+// gets out = 0 and lse = -inf (with a sink: lse = sink). A NaN in a position that is seen reaches the output. A float
+// mask below -2e38 that is not -inf counts as -2e38: a row of nothing else is the mean of V.
 //
 // Results are the same bits for any number of threads and whatever else is in the batch.
 //
@@ -59,10 +60,10 @@ struct AttentionArgs {
   // Optional i32 [batch] (packed: [sequences]): the diagonal of each sequence.
   TensorView query_offset;
 
-  std::optional<float> scale;  // default 1/sqrt(dim)
+  std::optional<double> scale;  // default 1/sqrt(dim); kernels round it to fp32
   Causal causal = Causal::none;
   std::int64_t window_left = -1, window_right = -1;  // inclusive; -1: unlimited
-  float softcap = 0;                                 // c > 0: c * tanh(x / c)
+  double softcap = 0;                                // c > 0: c * tanh(x / c)
 
   // Each probability is dropped with probability dropout_p, the rest scaled by 1 / (1 - dropout_p). Counter-based:
   // see philox.h for which bits belong to (batch, head, query, key).

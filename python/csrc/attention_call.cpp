@@ -46,11 +46,11 @@ AttentionCall::AttentionCall(StableIValue* stack)
       cu_seqlens_query_(to<std::optional<Tensor>>(stack[13])),
       cu_seqlens_key_(to<std::optional<Tensor>>(stack[14])),
       dropout_state_(to<std::optional<Tensor>>(stack[16])) {
-  if (const auto scale = to<std::optional<double>>(stack[4])) args.scale = static_cast<float>(*scale);
+  if (const auto scale = to<std::optional<double>>(stack[4])) args.scale = *scale;
   args.causal = to_causal(to<std::int64_t>(stack[5]));
   args.window_left = to<std::int64_t>(stack[6]);
   args.window_right = to<std::int64_t>(stack[7]);
-  args.softcap = static_cast<float>(to<double>(stack[8]));
+  args.softcap = to<double>(stack[8]);
   args.dropout_p = static_cast<float>(to<double>(stack[15]));
 }
 

@@ -1,9 +1,13 @@
 // torch.ops.tileformer.attention_*: one computation behind three names.
-//   attention_forward    -> (out, lse), carries an autograd formula (registered from Python)
-//   attention_inference  -> out, has none: the formula costs some 5 us per call even where no gradient is
-//   wanted attention_explain    -> the plan and the slower paths taken, as text; computes nothing
+//
+// attention_forward    -> (out, lse). Carries an autograd formula, registered from Python.
+// attention_inference  -> out. Has none: it costs some 5 us per call even where no gradient is wanted.
+// attention_explain    -> the plan and the slower paths taken; computes nothing. UTF-8 in a uint8 tensor:
+//                         torch never frees a str that crosses the stable ABI.
 #include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
 
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -44,7 +48,10 @@ void attention_explain_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
   raise_if_failed(plan_attention(call.args, TorchExecutor().threads(), &plan));
   std::string text = plan.to_string();
   if (!copied.empty()) text += "\ncopied because their last dimension is not adjacent in memory: " + copied;
-  stack[0] = from(text);
+  const Tensor bytes =
+      torch::stable::empty({static_cast<std::int64_t>(text.size())}, torch::headeronly::ScalarType::Byte);
+  std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  stack[0] = from(bytes);
 }
 
 void measure_peak_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
@@ -65,7 +72,7 @@ void refuse_device(StableIValue* stack, std::uint64_t, std::uint64_t) {
 STABLE_TORCH_LIBRARY(tileformer, m) {
   m.def("attention_forward" TILEFORMER_ATTENTION_SCHEMA " -> (Tensor out, Tensor lse)");
   m.def("attention_inference" TILEFORMER_ATTENTION_SCHEMA " -> Tensor");
-  m.def("attention_explain" TILEFORMER_ATTENTION_SCHEMA " -> str");
+  m.def("attention_explain" TILEFORMER_ATTENTION_SCHEMA " -> Tensor");
   m.def("measure_peak(int dtype) -> float");
 }
 

@@ -50,7 +50,7 @@ Status forward_here(const Tensor& query, const Tensor& key, const Tensor& value,
   if (attn_mask.has_value() && attn_mask->defined())
     args.attn_mask = broadcast_view_of(*attn_mask, "attn_mask");
   args.causal = is_causal ? Causal::top_left : Causal::none;
-  if (scale) args.scale = static_cast<float>(*scale);
+  if (scale) args.scale = *scale;
   *out = call.allocate_out();
   // Compiled graphs count on [batch, seq, heads] storage seen as [batch, heads, seq].
   const auto& q = args.query.shape;

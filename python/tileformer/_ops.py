@@ -16,13 +16,18 @@ from tileformer import _C  # noqa: F401  (registers the operators)
 
 forward = torch.ops.tileformer.attention_forward.default
 inference = torch.ops.tileformer.attention_inference.default
-explain = torch.ops.tileformer.attention_explain.default
+_explain = torch.ops.tileformer.attention_explain.default
 
 NO_BACKWARD = (
     "tileformer has no attention backward yet, but {names} requires grad and grad mode is on. Run the call "
     "under torch.no_grad() or torch.inference_mode(), detach the inputs, or train with torch's own "
     "scaled_dot_product_attention (attn_implementation='sdpa' in transformers)."
 )
+
+
+def explain(*arguments) -> str:
+    """The plan of a call with these arguments of the operator, and the slower paths that it takes."""
+    return bytes(_explain(*arguments).tolist()).decode()
 
 
 def _empty_like_layout(sizes: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
@@ -85,7 +90,7 @@ def _autocast_rule(op: Callable) -> Callable:
 
 
 _library = torch.library.Library("tileformer", "IMPL")
-for _op in (forward, inference, explain):
+for _op in (forward, inference, _explain):
     _library.impl(_op._schema.name.removeprefix("tileformer::"), _autocast_rule(_op), "AutocastCPU")
 
 

@@ -43,7 +43,7 @@ class _Recorder(TorchDispatchMode):
         )
 
     def _planned(self, func, args, kwargs):
-        self._note(func._schema.name, args[:4], _ops.explain(*args, **kwargs))
+        self._note(func._schema.name, args[:4], _ops.explain(*args))
         query, value = args[0], args[2]
         out = torch.zeros_like(_ops._fake_out(query, args[1], value))
         return (out, query.new_zeros(query.shape[:3], dtype=torch.float32)) if func is _ops.forward else out

@@ -79,20 +79,5 @@ TEST_F(IsaTest, AnIsaOfAnotherMachineIsUnsupported) {
   }
 }
 
-using IsaEnvironmentDeathTest = IsaTest;
-
-TEST_F(IsaEnvironmentDeathTest, AnUnknownNameInTheEnvironmentFailsEveryCall) {
-  ::testing::FLAGS_gtest_death_test_style = "threadsafe";  // a new process: the variable is read once
-  EXPECT_EXIT(
-      {
-        setenv("TILEFORMER_ISA", "sse9", 1);
-        Isa isa;
-        const Status status = active_isa(&isa);
-        std::fprintf(stderr, "%s", status.message().c_str());
-        std::exit(status.code() == StatusCode::invalid_argument ? 3 : 0);
-      },
-      ::testing::ExitedWithCode(3), "TILEFORMER_ISA: \"sse9\" .*supported here: .*portable");
-}
-
 }  // namespace
 }  // namespace tileformer

@@ -68,7 +68,8 @@ class SamePrecisionHead {
   }
 
   std::vector<float> scores(std::int64_t i, const std::vector<float>& q) const {
-    const float scale = args_.scale.value_or(1 / std::sqrt(static_cast<float>(q.size())));
+    const float scale = static_cast<float>(args_.scale.value_or(1 / std::sqrt(static_cast<double>(q.size()))));
+    const float softcap = static_cast<float>(args_.softcap);
     const TensorView& slopes = args_.alibi_slopes;
     const double slope = !slopes ? 0 : slopes.rank == 1 ? get(slopes, {h_}) : get(slopes, {n_, h_});
     std::vector<float> s(k_.size(), -INFINITY);
@@ -78,7 +79,7 @@ class SamePrecisionHead {
       float x = 0;
       for (std::size_t d = 0; d < q.size(); ++d) x += q[d] * k_[j][d];
       x *= scale;
-      if (args_.softcap > 0) x = args_.softcap * std::tanh(x / args_.softcap);
+      if (softcap > 0) x = softcap * std::tanh(x / softcap);
       if (args_.attn_mask && args_.attn_mask.dtype != DType::boolean)
         x += static_cast<float>(mask_at(args_, at));
       s[j] = x - static_cast<float>(slope) * static_cast<float>(std::abs(i + diagonal_of(args_, n_) - at[3]));

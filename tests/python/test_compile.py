@@ -9,6 +9,7 @@ from torch._subclasses import FakeTensorMode
 
 import tileformer
 
+pytestmark = pytest.mark.slow  # what differs between ISAs is tested without a compiler
 OPS = torch.ops.tileformer
 
 

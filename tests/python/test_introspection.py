@@ -97,6 +97,7 @@ def test_import_leaves_transformers_and_torch_sdpa_alone():
     assert run(code) == "False False"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["tileformer, transformers", "transformers, tileformer"])
 def test_registered_with_transformers_in_either_order(order):
     code = f"""
@@ -111,6 +112,7 @@ print(type(modeling_utils.__loader__).__name__, type(modeling_utils.__spec__.loa
     assert run(code) == "SourceFileLoader SourceFileLoader"
 
 
+@pytest.mark.slow
 def test_importing_the_integration_itself_first():
     code = """
 import tileformer.integrations.transformers as plug

@@ -10,6 +10,7 @@ from transformers.modeling_utils import AttentionInterface
 
 import tileformer
 
+pytestmark = pytest.mark.slow  # models: what differs between ISAs is tested without them
 LENGTH = 17
 
 

@@ -83,7 +83,7 @@ KernelArgs kernel_args(const AttentionArgs& args, const Problem& problem, const 
   k.window_left = window(args.window_left);
   k.window_right = window(args.window_right);
   k.scale = problem.scale;
-  k.softcap = args.softcap;
+  k.softcap = static_cast<float>(args.softcap);
   k.dropout_scale = 1;
   if (args.dropout_p > 0) {
     k.dropout_scale = args.dropout_p < 1 ? 1 / (1 - args.dropout_p) : 0;

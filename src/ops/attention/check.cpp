@@ -7,7 +7,7 @@ namespace tileformer::attention {
 namespace {
 
 Status check_scalars(const AttentionArgs& args) {
-  if (args.scale && !std::isfinite(*args.scale)) {
+  if (args.scale && !std::isfinite(static_cast<float>(*args.scale))) {
     return wrong("scale", std::to_string(*args.scale), "a finite number, or none for 1/sqrt(dim)");
   }
   if (args.causal > Causal::bottom_right) {
@@ -17,7 +17,7 @@ Status check_scalars(const AttentionArgs& args) {
        {std::pair{"window_left", args.window_left}, {"window_right", args.window_right}}) {
     if (size < -1) return wrong(name, std::to_string(size), "at least 0, or -1 for unlimited");
   }
-  if (!std::isfinite(args.softcap) || args.softcap < 0) {
+  if (!std::isfinite(static_cast<float>(args.softcap)) || args.softcap < 0) {
     return wrong("softcap", std::to_string(args.softcap), "a finite number above 0, or 0 for none");
   }
   if (!(args.dropout_p >= 0 && args.dropout_p < 1)) {
@@ -35,7 +35,7 @@ Status check(const AttentionArgs& args, Problem* problem) {
   if (Status s = check_sequences(args, &checked, &longest); !s) return s;
   if (Status s = check_bias(args, checked, longest); !s) return s;
   if (Status s = check_scalars(args); !s) return s;
-  checked.scale = args.scale.value_or(static_cast<float>(1 / std::sqrt(static_cast<double>(checked.dim))));
+  checked.scale = static_cast<float>(args.scale.value_or(1 / std::sqrt(static_cast<double>(checked.dim))));
   *problem = checked;
   return Status::ok();
 }

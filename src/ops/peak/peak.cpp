@@ -9,7 +9,7 @@
 
 #include "base/scalar.h"
 #include "tile/compiled_units.h"
-#include "tile/peak_units.h"
+#include "ops/peak/peak_units.h"
 #include "tile/unit_names.h"
 
 namespace tileformer {

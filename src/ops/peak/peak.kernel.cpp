@@ -1,7 +1,7 @@
 // What the unit's products reach with nothing else to do: operands in registers, random data (zeros run faster).
 #include "tile/unit.h"
 //
-#include "tile/peak_units.h"
+#include "ops/peak/peak_units.h"
 
 namespace tileformer::TILEFORMER_UNIT {
 namespace {
