@@ -124,8 +124,13 @@ TF_INLINE TileMax score_tile(const Word* k, std::int64_t stride, const Word* q, 
   TF_UNROLL for (int r = 0; r < kKeyRows; ++r) TF_UNROLL for (int j = 0; j < kVecs; ++j) acc[r][j] = zero();
   RowCursor<kKeyRows> rows(k, stride);
   constexpr int kSlices = Companion::kSlices;
+  // The next tile's rows follow in the packed block, which is larger than L1.
+  constexpr int kLineWords = 64 / sizeof(Word);
+  const Word* next = k + kKeyRows * stride;
+  const int lines = static_cast<int>(ceil_div(kKeyRows * stride, kLineWords * kSlices));
   companion.begin();
   TF_UNROLL for (int c = 0; c < kSlices; ++c) {
+    TF_NO_UNROLL for (int i = 0; i < lines; ++i, next += kLineWords) prefetch(next);
     companion.slice(c);
     multiply_rows<kKeyRows>(rows, q, (c + 1) * steps / kSlices - c * steps / kSlices, acc);
   }
