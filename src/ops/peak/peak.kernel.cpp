@@ -36,7 +36,8 @@ double multiply(const std::uint32_t* random, std::int64_t rounds) {
   alignas(64) Word operand[2 * kVecLanes];
   __builtin_memcpy(operand, random, sizeof operand);
   const Words a = load_words(operand), b = load_words(operand + kVecLanes);
-  TF_UNROLL for (int c = 0; c < kChains; ++c) acc[c] = zero();
+  // Different from one another, or the compiler makes one chain of them.
+  TF_UNROLL for (int c = 0; c < kChains; ++c) acc[c] = set(static_cast<float>(c));
   TF_NO_UNROLL for (std::int64_t i = 0; i < rounds; ++i) {
     TF_UNROLL for (int c = 0; c < kChains; ++c) acc[c] = multiply_add(acc[c], a, b);
     asm volatile("" ::: "memory");
