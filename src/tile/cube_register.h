@@ -39,40 +39,38 @@ struct OutputTiles {
 };
 
 // V of `keys` rows, zeros up to `padded` rows. The words times zero are added to *nonfinite: it becomes NaN where V has
-// a NaN or an infinity.
+// a NaN or an infinity. Tiles are narrower than vectors or do not divide them: what a step's store leaves behind its
+// rows is overwritten by the next step or falls into the slack.
 template <class T>
 TF_NOINLINE void pack_values(const typename T::Element* v, std::int64_t stride, int keys, int padded, std::int64_t dim_v,
                              std::int64_t key_block, Word* out, F* nonfinite) {
-  constexpr int kColumns = kVecLanes * kElementsPerWord;
-  constexpr int kAhead = 16;  // rows between prefetch and use
+  constexpr int kChunk = 16;  // keys that stay in L1 while all tiles take their part; the next chunk is prefetched
+  constexpr int kLineElements = 64 / sizeof(typename T::Element);
   const OutputTiles tiles(dim_v);
   const std::int64_t tile_steps = value_tile_steps(key_block);
-  alignas(64) Word line[640 + 2 * kVecLanes];
   F bad = zero();
-  for (int i = 0; i < padded; i += kElementsPerWord) {
-    const typename T::Element* row[kElementsPerWord];
-    for (int e = 0; e < kElementsPerWord; ++e) row[e] = i + e < keys ? v + (i + e) * stride : nullptr;
-    for (std::int64_t d = 0; d < dim_v; d += kColumns) {
-      const typename T::Element* at[kElementsPerWord];
-      for (int e = 0; e < kElementsPerWord; ++e) {
-        at[e] = row[e] ? row[e] + d : nullptr;
-        if (i + e + kAhead < keys) prefetch(row[e] + kAhead * stride + d);
-      }
-      Words words[kElementsPerWord];
-      interleave_rows<T>(at, dim_v - d, words);
-      TF_UNROLL for (int e = 0; e < kElementsPerWord; ++e) {
-        bad = multiply_add(bad, words[e], zero_words());
-        store_words(line + d + e * kVecLanes, words[e]);
-      }
+  for (int chunk = 0; chunk < padded; chunk += kChunk) {
+    const int end = min_of(padded, chunk + kChunk);
+    for (int i = chunk + kChunk; i < min_of(keys, chunk + 2 * kChunk); ++i)
+      for (std::int64_t d = 0; d < dim_v; d += kLineElements) prefetch(v + i * stride + d);
+    for (int t = 0; t < tiles.count; ++t) {
+      const int rows = tiles.rows(t), first = tiles.first_row(t);
+      Word* to = out + first * tile_steps + chunk / kElementsPerWord * rows;
+      int i = chunk;
+      if constexpr (kOutputRows <= kStepColumns)
+        if (TF_LIKELY(first + kStepColumns <= dim_v))
+          for (; i + kElementsPerWord <= min_of(end, keys); i += kElementsPerWord, to += rows) {
+            const Words words = load_step<T>(v + i * stride + first, stride);
+            bad = multiply_add(bad, words, zero_words());
+            store_step(to, words);
+          }
+      for (; i < end; i += kElementsPerWord, to += rows)
+        TF_UNROLL for (int part = 0; part < kOutputRows; part += kStepColumns) {
+          const Words words = load_step_up_to<T>(v + i * stride + first + part, stride, keys - i, dim_v - first - part);
+          bad = multiply_add(bad, words, zero_words());
+          store_step(to + part, words);
+        }
     }
-    Word* to = out + i / kElementsPerWord * (tiles.low + (tiles.high > 0));
-    const Word* from = line;
-    int t = 0;
-    for (; t < tiles.high; ++t, from += tiles.low + 1, to += (tiles.low + 1) * tile_steps)
-      store_tile_step(to, from, tiles.low + 1);
-    to = out + tiles.first_row(t) * tile_steps + i / kElementsPerWord * tiles.low;
-    for (; t < tiles.count; ++t, from += tiles.low, to += tiles.low * tile_steps)
-      store_tile_step(to, from, tiles.low);
   }
   *nonfinite = bad;
 }

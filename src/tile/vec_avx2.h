@@ -129,6 +129,13 @@ TF_INLINE void transpose(F (&r)[8]) {
   TF_UNROLL for (int i = 0; i < 8; ++i) r[i] = t[i];
 }
 
+// Units of 16 lanes take V in halves (words_fp32.h).
+template <class E, class T>
+TF_INLINE F load_half_elements(const E* p, T) {
+  return load_elements(p, T{});
+}
+TF_INLINE void store_low_half(float* p, F x) { store_unaligned(p, x); }
+
 TF_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 }  // namespace tileformer::TILEFORMER_UNIT

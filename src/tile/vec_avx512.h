@@ -148,6 +148,17 @@ TF_INLINE void transpose(F (&r)[16]) {
   TF_UNROLL for (int i = 0; i < 16; ++i) r[i] = as_float(t[i]);
 }
 
+// Eight elements in the low half.
+TF_INLINE F load_half_elements(const float* p, F32) { return _mm512_castps256_ps512(_mm256_loadu_ps(p)); }
+TF_INLINE F load_half_elements(const std::uint16_t* p, F16) {
+  return _mm512_castps256_ps512(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+TF_INLINE F load_half_elements(const std::uint16_t* p, BF16) {
+  const __m256i x = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm512_castps256_ps512(_mm256_castsi256_ps(_mm256_slli_epi32(x, 16)));
+}
+TF_INLINE void store_low_half(float* p, F x) { _mm256_storeu_ps(p, _mm512_castps512_ps256(x)); }
+
 TF_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 }  // namespace tileformer::TILEFORMER_UNIT

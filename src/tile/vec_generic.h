@@ -145,6 +145,13 @@ TF_INLINE void transpose(F (&r)[kVecLanes]) {
   TF_UNROLL for (int i = 0; i < kVecLanes; ++i) r[i] = t[i];
 }
 
+// Units of 16 lanes take V in halves (words_fp32.h).
+template <class E, class T>
+TF_INLINE F load_half_elements(const E* p, T) {
+  return load_elements(p, T{});
+}
+TF_INLINE void store_low_half(float* p, F x) { store_unaligned(p, x); }
+
 TF_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 
 }  // namespace tileformer::TILEFORMER_UNIT

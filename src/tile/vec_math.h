@@ -36,18 +36,29 @@ TF_INLINE F tanh(F x) {
   return mul(x, div(p, q));
 }
 
+// n < kBelow elements (a power of two), in pieces of halving size.
+template <int kBelow, class E>
+TF_INLINE void copy_some(E* to, const E* from, int n) {
+  int at = 0;
+  TF_UNROLL for (int piece = kBelow / 2; piece > 0; piece /= 2)
+    if (n & piece) {
+      __builtin_memcpy(to + at, from + at, piece * sizeof(E));
+      at += piece;
+    }
+}
+
 // The first n < kVecLanes elements at p, zeros beyond: nothing past them is read.
 template <class T>
 TF_NOINLINE F load_some(const typename T::Element* p, int n) {
   typename T::Element x[kVecLanes] = {};
-  for (int i = 0; i < n; ++i) x[i] = p[i];
+  copy_some<kVecLanes>(x, p, n);
   return load_elements(x, T{});
 }
 template <class T>
 TF_NOINLINE void store_some(typename T::Element* p, F v, int n) {
   typename T::Element x[kVecLanes];
   store_elements(x, v, T{});
-  for (int i = 0; i < n; ++i) p[i] = x[i];
+  copy_some<kVecLanes>(p, x, n);
 }
 template <class T>
 TF_INLINE F load_up_to(const typename T::Element* p, std::int64_t n) {

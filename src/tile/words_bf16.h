@@ -24,7 +24,7 @@ TF_INLINE F multiply_add(F acc, Words a, Words b) { return _mm512_dpbf16_ps(acc,
 // The first n < 32 elements of a row, zeros beyond.
 TF_NOINLINE Words load_some_words(const std::uint16_t* p, std::int64_t n) {
   std::uint16_t x[32] = {};
-  for (std::int64_t i = 0; i < n; ++i) x[i] = p[i];
+  copy_some<32>(x, p, static_cast<int>(n));
   return _mm512_loadu_si512(x);
 }
 // Up to 16 words of one row; n elements exist, zeros stand for the rest.
@@ -54,9 +54,28 @@ TF_INLINE void interleave_rows(const std::uint16_t* const (&row)[2], std::int64_
   out[0] = _mm512_permutex2var_epi16(a, _mm512_load_si512(kInterleaveLow), b);
   out[1] = _mm512_permutex2var_epi16(a, _mm512_load_si512(kInterleaveHigh), b);
 }
-// One step of a V tile.
-TF_INLINE void store_tile_step(Word* to, const Word* from, int rows) {
-  _mm512_mask_storeu_epi32(to, static_cast<__mmask16>((1u << rows) - 1), _mm512_loadu_si512(from));
+// One step of V: 8 columns of two keys, in the low half.
+inline constexpr int kStepColumns = 8;
+TF_INLINE Words interleave(__m128i a, __m128i b) {
+  const __m256i pairs = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi16(a, b)), _mm_unpackhi_epi16(a, b), 1);
+  return _mm512_castsi256_si512(pairs);
+}
+template <class T>
+TF_INLINE Words load_step(const std::uint16_t* v, std::int64_t stride) {
+  return interleave(_mm_loadu_si128(reinterpret_cast<const __m128i*>(v)),
+                    _mm_loadu_si128(reinterpret_cast<const __m128i*>(v + stride)));
+}
+// The same where only n columns and `keys` keys exist, possibly none: zeros beyond.
+template <class T>
+TF_NOINLINE Words load_step_up_to(const std::uint16_t* v, std::int64_t stride, int keys, std::int64_t n) {
+  std::uint16_t x[2][8] = {};
+  for (int e = 0; e < min_of(keys, 2); ++e)
+    if (n > 0) copy_some<16>(x[e], v + e * stride, static_cast<int>(min_of<std::int64_t>(n, 8)));
+  return interleave(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x[0])),
+                    _mm_loadu_si128(reinterpret_cast<const __m128i*>(x[1])));
+}
+TF_INLINE void store_step(Word* p, Words x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_castsi512_si256(x));
 }
 // NaN and infinities become zero.
 TF_INLINE Word finite_word(Word w) {

@@ -62,12 +62,24 @@ TF_INLINE void interleave_rows(const std::uint16_t* const (&row)[2], std::int64_
       out[h][l] = static_cast<std::int32_t>(pair[0][d] | std::uint32_t{pair[1][d]} << 16);
     }
 }
-TF_INLINE void store_tile_step(Word* to, const Word* from, int) {
-  TF_UNROLL for (int i = 0; i < kOutputRows; i += kVecLanes) {
-    const I x = read<I>(from + i);
-    __builtin_memcpy(to + i, &x, sizeof x);
-  }
+// One step of V: kStepColumns columns of two keys.
+inline constexpr int kStepColumns = kVecLanes;
+template <class T>
+TF_INLINE Words load_step(const std::uint16_t* v, std::int64_t stride) {
+  I x;
+  TF_UNROLL for (int d = 0; d < kVecLanes; ++d)
+    x[d] = static_cast<std::int32_t>(v[d] | std::uint32_t{v[stride + d]} << 16);
+  return x;
 }
+// The same where only n columns and `keys` keys exist, possibly none: zeros beyond.
+template <class T>
+TF_NOINLINE Words load_step_up_to(const std::uint16_t* v, std::int64_t stride, int keys, std::int64_t n) {
+  I x = {};
+  for (int d = 0; d < min_of<std::int64_t>(n, kVecLanes) && keys > 0; ++d)
+    x[d] = static_cast<std::int32_t>(v[d] | (keys > 1 ? std::uint32_t{v[stride + d]} << 16 : 0));
+  return x;
+}
+TF_INLINE void store_step(Word* p, Words x) { __builtin_memcpy(p, &x, sizeof x); }
 // NaN and infinities become zero.
 TF_INLINE Word finite_word(Word w) {
   const Word low = w & 0xffffu, high = w & 0xffff0000u;

@@ -22,14 +22,22 @@ TF_INLINE Words load_row_words(const typename T::Element* p, std::int64_t n) {
 TF_INLINE Words scaled_query(Words q, F scale) { return mul(q, scale); }
 TF_INLINE void transpose_words(Words (&r)[kVecLanes]) { transpose(r); }
 
-// Row i of V as words: kVecLanes columns.
+// One step of V: kStepColumns columns, the vector's first lanes.
+inline constexpr int kStepColumns = kVecLanes == 16 ? 8 : kVecLanes;
 template <class T>
-TF_INLINE void interleave_rows(const typename T::Element* const (&row)[1], std::int64_t n, Words (&out)[1]) {
-  out[0] = row[0] ? load_row_words<T>(row[0], n) : zero_words();
+TF_INLINE Words load_step(const typename T::Element* v, std::int64_t) {
+  if constexpr (kStepColumns == kVecLanes) return load_elements(v, T{});
+  else return load_half_elements(v, T{});
 }
-// One step of a V tile; what is stored behind its rows is overwritten by the next step, or falls into the slack.
-TF_INLINE void store_tile_step(Word* to, const Word* from, int) {
-  TF_UNROLL for (int i = 0; i < kOutputRows; i += kVecLanes) store_unaligned(to + i, load_unaligned(from + i));
+TF_INLINE void store_step(Word* p, Words x) {
+  if constexpr (kStepColumns == kVecLanes) store_unaligned(p, x);
+  else store_low_half(p, x);
+}
+// The same where only n columns and `keys` keys exist, possibly none: zeros beyond.
+template <class T>
+TF_INLINE Words load_step_up_to(const typename T::Element* v, std::int64_t, int keys, std::int64_t n) {
+  if (keys <= 0 || n <= 0) return zero_words();
+  return n >= kStepColumns ? load_step<T>(v, 0) : load_some<T>(v, static_cast<int>(n));
 }
 // NaN and infinities become zero.
 TF_INLINE Word finite_word(Word w) {

@@ -80,6 +80,10 @@ TF_COLD void raise_max(const TileMax& tile, float score_scale, LaneGroup& g, Wor
   }
 }
 
+// Rows that are adjusted together, in registers: a divisor of kKeyRows.
+inline constexpr int kAdjustRows = kKeyRows % 6 == 0 ? 6 : 4;
+static_assert(kKeyRows % kAdjustRows == 0);
+
 // What beside scale and exponentiation happens to scores, once for a call.
 struct ScoreOptions {
   bool modified;      // any of the following
@@ -93,32 +97,52 @@ struct ScoreOptions {
 // (if modified) and excludes what its queries do not see. Returns the new largest scores.
 TF_NOINLINE TileMax adjust_tile(const ScoreOptions& options, const LaneGroup& g, const MaskBlock& mask, float* s, int key,
                                 int row) {
+  const F excluded = set(-kInfinity);
+  const bool at_edge = key < g.begin_max || key + kKeyRows > g.end_min;
   TileMax largest;
-  for (int j = 0; j < kVecs; ++j) {
-    const int lane = j * kVecLanes;
-    const F excluded = set(-kInfinity);
-    const I begin = load_int(g.begin + lane), end = load_int(g.end + lane);
-    const F position = load(g.position + lane), slope = load(g.slope + lane);
-    F m = excluded;
-    for (int r = 0; r < kKeyRows; ++r) {
-      F x = load(s + r * kLanes + lane);
-      if (options.modified) {
-        if (options.cap != 0) x = mul(tanh(mul(x, set(options.to_cap))), set(options.cap));
-        else x = mul(x, set(options.to_log2));
-        if (options.bias) {
-          const F b = load(mask.bias + (row + r) * kLanes + lane);
-          x = select(equal(b, excluded), excluded, add(x, b));
-        }
-        if (options.alibi) x = sub(x, mul(slope, abs(sub(position, set(static_cast<float>(key + r))))));
-        if (options.allowed) x = select(nonzero_bytes(mask.allowed + (row + r) * kLanes + lane), x, excluded);
+  for (int j = 0; j < kVecs; ++j) largest.lane[j] = excluded;
+  for (int part = 0; part < kKeyRows; part += kAdjustRows)
+    for (int j = 0; j < kVecs; ++j) {
+      const int lane = j * kVecLanes;
+      float* at = s + part * kLanes + lane;
+      F x[kAdjustRows];
+      TF_UNROLL for (int r = 0; r < kAdjustRows; ++r) x[r] = load(at + r * kLanes);
+      if (options.cap != 0) {
+        for (int r = 0; r < kAdjustRows; ++r) x[r] = mul(tanh(mul(x[r], set(options.to_cap))), set(options.cap));
+      } else if (!kScaledQuery && options.modified) {
+        TF_UNROLL for (int r = 0; r < kAdjustRows; ++r) x[r] = mul(x[r], set(options.to_log2));
       }
-      const I k = set_int(key + r);
-      x = select(both(greater_int(end, k), greater_int(add_int(k, set_int(1)), begin)), x, excluded);
-      m = max(m, x);
-      store(s + r * kLanes + lane, x);
+      if (options.bias) {
+        const float* bias = mask.bias + (row + part) * kLanes + lane;
+        TF_UNROLL for (int r = 0; r < kAdjustRows; ++r) {
+          const F b = load(bias + r * kLanes);
+          x[r] = select(equal(b, excluded), excluded, add(x[r], b));
+        }
+      }
+      if (options.alibi) {
+        const F slope = load(g.slope + lane);
+        F distance = sub(load(g.position + lane), set(static_cast<float>(key + part)));
+        TF_UNROLL for (int r = 0; r < kAdjustRows; ++r) {
+          x[r] = sub(x[r], mul(slope, abs(distance)));
+          distance = sub(distance, set(1.0f));
+        }
+      }
+      if (options.allowed) {
+        const std::uint8_t* allowed = mask.allowed + (row + part) * kLanes + lane;
+        TF_UNROLL for (int r = 0; r < kAdjustRows; ++r) x[r] = select(nonzero_bytes(allowed + r * kLanes), x[r], excluded);
+      }
+      if (at_edge) {
+        const I begin = load_int(g.begin + lane), end = load_int(g.end + lane);
+        TF_UNROLL for (int r = 0; r < kAdjustRows; ++r) {
+          const I k = set_int(key + part + r);
+          x[r] = select(both(greater_int(end, k), greater_int(add_int(k, set_int(1)), begin)), x[r], excluded);
+        }
+      }
+      TF_UNROLL for (int r = 0; r < kAdjustRows; ++r) {
+        largest.lane[j] = max(largest.lane[j], x[r]);
+        store(at + r * kLanes, x[r]);
+      }
     }
-    largest.lane[j] = m;
-  }
   return largest;
 }
 
