@@ -62,6 +62,9 @@ message(STATUS "tileformer units: ${tileformer_units}")
 # Optimised in every build type: an unoptimised kernel is too slow to test. No exceptions: a kernel throws none, and
 # their tables would drag in weak symbols.
 set(kernel_flags -O3 -fno-exceptions -fno-math-errno)
+if(TILEFORMER_SANITIZE)
+  list(APPEND kernel_flags -O1)  # with the checks, GCC 12 takes minutes per unit at -O2
+endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # False alarms in the AVX-512 intrinsics of GCC 12 (GCC bug 105593).
   list(APPEND kernel_flags -Wno-uninitialized -Wno-maybe-uninitialized)

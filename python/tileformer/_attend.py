@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.autograd import forward_ad
 
 from tileformer import _ops
 
@@ -13,6 +14,13 @@ def _grad_wanted(**tensors: torch.Tensor | None) -> None:
     names = ", ".join(name for name, t in tensors.items() if t is not None and t.requires_grad)
     if names:
         raise NotImplementedError(_ops.NO_BACKWARD.format(names=names))
+
+
+def _refuse_tangents(**tensors: torch.Tensor | None) -> None:
+    # Operators without a forward-mode formula drop tangents in silence.
+    for name, t in tensors.items():
+        if t is not None and forward_ad.unpack_dual(t).tangent is not None:
+            raise NotImplementedError(_ops.NO_FORWARD_MODE.format(name=name))
 
 
 def attend(
@@ -39,7 +47,7 @@ def attend(
 
     Returns out [batch, heads, seq_q, dim_v] in the memory layout of query, and with return_lse also the
     natural-log sum of exponentials, float32 [batch, heads, seq_q]. Raises NotImplementedError when a gradient
-    is wanted.
+    is wanted, in backward or forward mode.
     """
     if torch.is_grad_enabled() and (
         query.requires_grad
@@ -47,8 +55,15 @@ def attend(
         or value.requires_grad
         or (attn_mask is not None and attn_mask.requires_grad)
         or (sinks is not None and sinks.requires_grad)
+        or (alibi_slopes is not None and alibi_slopes.requires_grad)
     ):
-        _grad_wanted(query=query, key=key, value=value, attn_mask=attn_mask, sinks=sinks)
+        _grad_wanted(
+            query=query, key=key, value=value, attn_mask=attn_mask, sinks=sinks, alibi_slopes=alibi_slopes
+        )
+    if forward_ad._current_level >= 0:
+        _refuse_tangents(
+            query=query, key=key, value=value, attn_mask=attn_mask, sinks=sinks, alibi_slopes=alibi_slopes
+        )
     op = _ops.forward if return_lse else _ops.inference
     if (
         softcap == 0

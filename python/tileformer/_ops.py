@@ -24,6 +24,11 @@ NO_BACKWARD = (
     "scaled_dot_product_attention (attn_implementation='sdpa' in transformers)."
 )
 
+NO_FORWARD_MODE = (
+    "tileformer has no forward-mode derivative (jvp) of attention, but {name} carries a tangent. Detach the "
+    "inputs, or use torch's own scaled_dot_product_attention with the math backend."
+)
+
 
 def explain(*arguments) -> str:
     """The plan of a call with these arguments of the operator, and the slower paths that it takes."""

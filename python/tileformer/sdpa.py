@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+from typing import ClassVar
 
 import torch
 
@@ -89,6 +91,9 @@ def scaled_dot_product_attention(
     rank, batch = query.dim(), None
     if not (rank == key.dim() == value.dim() == 4 and query.size(0) == key.size(0) == value.size(0)):
         query, key, value, attn_mask, batch = _to_rank_4(query, key, value, attn_mask)
+    if not enable_gqa and key.size(1) != value.size(1) and 1 in (key.size(1), value.size(1)):
+        kv_heads = max(key.size(1), value.size(1))
+        key, value = (t.expand(-1, kv_heads, -1, -1) for t in (key, value))
     heads, kv_heads = query.size(1), key.size(1)
     if heads != kv_heads and not enable_gqa:
         if heads == 1:  # torch broadcasts heads like any other dimension
@@ -124,11 +129,19 @@ def disable() -> None:
 class enabled(contextlib.ContextDecorator):
     """enable() within a block or a decorated function; leaves things as it found them."""
 
+    # What every open block found, of all objects and threads: the override is process-wide, so the block that
+    # is left last has to restore what the one entered first found. And one object may be entered again before
+    # it is left (a decorated function that calls itself).
+    _found: ClassVar[list[bool]] = []
+    _lock = threading.Lock()
+
     def __enter__(self) -> enabled:
-        self._was_on = _C.sdpa_override()
-        enable()
+        with self._lock:
+            self._found.append(_C.sdpa_override())
+            enable()
         return self
 
     def __exit__(self, *exc) -> None:
-        if not self._was_on:
-            disable()
+        with self._lock:
+            if not self._found.pop():
+                disable()

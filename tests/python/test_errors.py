@@ -99,14 +99,33 @@ def test_positional_scale_is_a_type_error():
         tileformer.flash_attention(Q, KV, KV, 0.5)
 
 
-@pytest.mark.parametrize("argument", ["query", "key", "value", "attn_mask", "sinks"])
+DIFFERENTIABLE = dict(
+    query=Q,
+    key=KV,
+    value=KV,
+    attn_mask=torch.zeros(6, 9),
+    sinks=torch.zeros(4),
+    alibi_slopes=torch.ones(4),
+)
+
+
+@pytest.mark.parametrize("argument", DIFFERENTIABLE)
 def test_gradients_are_refused_by_name(argument):
-    tensors = dict(query=Q, key=KV, value=KV, attn_mask=torch.zeros(6, 9), sinks=torch.zeros(4))
-    tensors[argument] = tensors[argument].clone().requires_grad_()
+    tensors = {**DIFFERENTIABLE, argument: DIFFERENTIABLE[argument].clone().requires_grad_()}
     with pytest.raises(NotImplementedError, match=f"{argument} requires grad.*no_grad"):
         tileformer.flash_attention(**tensors)
     with pytest.raises(NotImplementedError, match=r"no_grad"):
         torch.ops.tileformer.attention_forward(Q.clone().requires_grad_(), KV, KV)
+
+
+@pytest.mark.parametrize("argument", DIFFERENTIABLE)
+def test_tangents_are_refused_by_name(argument):
+    def call(tensor: torch.Tensor) -> torch.Tensor:
+        return tileformer.flash_attention(**{**DIFFERENTIABLE, argument: tensor})
+
+    tensor = DIFFERENTIABLE[argument]
+    with pytest.raises(NotImplementedError, match=f"forward-mode.*{argument} carries a tangent"):
+        torch.func.jvp(call, (tensor,), (torch.ones_like(tensor),))
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])

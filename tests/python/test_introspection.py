@@ -112,6 +112,21 @@ print(type(modeling_utils.__loader__).__name__, type(modeling_utils.__spec__.loa
     assert run(code) == "SourceFileLoader SourceFileLoader"
 
 
+def test_registration_survives_a_search_that_imports_nothing(tmp_path):
+    (tmp_path / "late.py").write_text("value = 1")
+    code = f"""
+import importlib.util, sys
+from tileformer.integrations.after_import import after_import
+sys.path.insert(0, {str(tmp_path)!r})
+finders = list(sys.meta_path)
+after_import("late", lambda: print("called with", sys.modules["late"].value))
+assert importlib.util.find_spec("late") is not None
+import late
+print(sys.meta_path == finders)
+"""
+    assert run(code) == "called with 1\nTrue"
+
+
 @pytest.mark.slow
 def test_importing_the_integration_itself_first():
     code = """

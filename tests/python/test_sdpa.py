@@ -77,6 +77,12 @@ def test_same_as_torch_with_another_value_dim():
     close(tileformer.scaled_dot_product_attention(q, k, v), F.scaled_dot_product_attention(q, k, v))
 
 
+@pytest.mark.parametrize("key_heads, value_heads", [(4, 1), (1, 4)])
+def test_key_and_value_heads_broadcast(key_heads, value_heads):
+    q, k, v = torch.randn(2, 4, 9, 16), torch.randn(2, key_heads, 13, 16), torch.randn(2, value_heads, 13, 16)
+    close(tileformer.scaled_dot_product_attention(q, k, v), F.scaled_dot_product_attention(q, k, v))
+
+
 def test_dropout_follows_manual_seed():
     q, k, v = tensors((2, 4, 9, 16), (2, 4, 13, 16))
     results = []
@@ -190,6 +196,25 @@ def test_enable_disable_and_nesting():
         raise KeyError
     assert not runs_here()
     assert tileformer.enabled()(runs_here)()
+
+
+def test_enabled_entered_again_before_it_is_left():
+    @tileformer.enabled()
+    def recurse(depth: int) -> bool:
+        return recurse(depth - 1) if depth else _C.sdpa_override()
+
+    assert recurse(2)
+    assert not _C.sdpa_override()
+
+
+def test_enabled_blocks_that_overlap_as_those_of_threads_do():
+    first, second = tileformer.enabled(), tileformer.enabled()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__()
+    assert _C.sdpa_override()
+    second.__exit__()
+    assert not _C.sdpa_override()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.abc
-import importlib.util
 import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
@@ -35,11 +34,20 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path=None, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname != self._name:
             return None
-        sys.meta_path.remove(self)  # one module, once; and the search below must not come here again
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._callback)
-        return spec
+        # Looking for a module need not mean importing it, so this finder stays until the import has happened.
+        # The finders before this one have been asked already.
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader, self._imported)
+                return spec
+        return None
+
+    def _imported(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._callback()
 
 
 def after_import(name: str, callback: Callable[[], None]) -> None:
