@@ -24,10 +24,8 @@ Operand operand(const TensorView& view) {
   return o;
 }
 
-std::int32_t window(std::int64_t w) {
-  // Wider than any sequence is unlimited; the kernels add positions to it.
-  return w < 0 || w > 0x3fffffff ? -1 : static_cast<std::int32_t>(w);
-}
+// As in key_range(): kernels add positions to it, and beyond this it excludes nothing.
+std::int64_t window(std::int64_t w) { return std::min(w, std::int64_t{1} << 40); }
 
 struct Choice {
   const Unit* unit;  // null: the reference

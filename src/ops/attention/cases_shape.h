@@ -121,6 +121,7 @@ inline void add_packed(Cases& cases) {
 inline void add_zero_sizes(Cases& cases) {
   cases.push_back({.name = "zero_batch", .batch = 0, .heads = 2, .kv_heads = 2, .seq_q = 5, .seq_k = 5});
   cases.push_back({.name = "zero_heads", .heads = 0, .kv_heads = 0, .seq_q = 5, .seq_k = 5});
+  cases.push_back({.name = "zero_query_heads", .heads = 0, .kv_heads = 2, .seq_q = 5, .seq_k = 5});
   cases.push_back({.name = "zero_queries", .heads = 2, .seq_q = 0, .seq_k = 5});
   cases.push_back({.name = "zero_keys", .batch = 2, .heads = 2, .seq_q = 5, .seq_k = 0});
   cases.push_back({.name = "zero_keys_sinks", .heads = 2, .seq_q = 5, .seq_k = 0, .sinks = true});

@@ -1,5 +1,6 @@
 // check(): every argument of attention, and the numbers that follow from them.
 #include <cmath>
+#include <cstdio>
 
 #include "ops/attention/check_parts.h"
 
@@ -26,6 +27,24 @@ Status check_scalars(const AttentionArgs& args) {
   return Status::ok();
 }
 
+// Kernels hold scale * log2(e), softcap * log2(e) and scale / softcap in fp32.
+Status check_fp32_range(const AttentionArgs& args, const Problem& problem) {
+  if (problem.dtype == DType::f64) return Status::ok();
+  const auto text = [](double x) {
+    char digits[32];
+    std::snprintf(digits, sizeof digits, "%g", x);
+    return std::string(digits);
+  };
+  if (std::abs(problem.scale) > 1e38f) return wrong("scale", text(problem.scale), "at most 1e38 either way");
+  if (args.softcap > 0 && (args.softcap < 1e-30 || args.softcap > 1e38)) {
+    return wrong("softcap", text(args.softcap), "1e-30 to 1e38, or 0 for none");
+  }
+  if (args.softcap > 0 && !std::isfinite(problem.scale / static_cast<float>(args.softcap))) {
+    return wrong("scale", text(problem.scale), "scale / softcap that is finite in float32");
+  }
+  return Status::ok();
+}
+
 }  // namespace
 
 Status check(const AttentionArgs& args, Problem* problem) {
@@ -36,6 +55,7 @@ Status check(const AttentionArgs& args, Problem* problem) {
   if (Status s = check_bias(args, checked, longest); !s) return s;
   if (Status s = check_scalars(args); !s) return s;
   checked.scale = static_cast<float>(args.scale.value_or(1 / std::sqrt(static_cast<double>(checked.dim))));
+  if (Status s = check_fp32_range(args, checked); !s) return s;
   *problem = checked;
   return Status::ok();
 }

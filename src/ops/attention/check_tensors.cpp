@@ -121,7 +121,8 @@ Status check_tensors(const AttentionArgs& args, Problem* problem) {
   if (Status s = check_lse(args); !s) return s;
   problem->sequences = args.query.shape[0];
   problem->heads = args.query.shape[1];
-  problem->kv_heads = args.key.shape[1];
+  // Without query heads there is nothing to do, however many heads key and value have.
+  problem->kv_heads = problem->heads == 0 ? 0 : args.key.shape[1];
   problem->group = problem->heads == 0 ? 1 : problem->heads / problem->kv_heads;
   problem->total_queries = args.query.shape[2];
   problem->total_keys = args.key.shape[2];
