@@ -1,5 +1,5 @@
-// Which instruction set the kernels use. Chosen once per process: the best that this CPU and its kernel grant, or the
-// one that the environment variable TILEFORMER_ISA names.
+// Which instruction set the kernels use. Chosen once per process: the best that this CPU and its kernel
+// grant, or the one that the environment variable TILEFORMER_ISA names.
 #pragma once
 
 #include <string>
@@ -20,8 +20,8 @@ const std::vector<Isa>& supported_isas();
 // Compiled into this binary, best first.
 const std::vector<Isa>& compiled_isas();
 
-// The ISA in force. Fails when TILEFORMER_ISA names one that is unknown or not supported here: the message lists what
-// is. Every operator returns that failure.
+// The ISA in force. Fails when TILEFORMER_ISA names one that is unknown or not supported here: the message
+// lists what is. Every operator returns that failure.
 Status active_isa(Isa* isa);
 
 // Forces an ISA for this process from now on (as TILEFORMER_ISA does); an empty name returns to the default.

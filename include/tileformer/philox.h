@@ -1,8 +1,9 @@
-// The random bits of dropout. Philox4x32-10 (Salmon et al. 2011), a pure function of position, so that backward makes
-// the same bits again and nothing of size seq_q * seq_k is stored.
+// The random bits of dropout. Philox4x32-10 (Salmon et al. 2011), a pure function of position, so that
+// backward makes the same bits again and nothing of size seq_q * seq_k is stored.
 //
-//   counter = (key / 4, query, batch * heads + head, low half of offset), key = (seed low, seed high ^ offset high)
-//   The word key % 4 of the result belongs to (batch, head, query, key). It is kept if word >= dropout_p * 2^32.
+//   counter = (key / 4, query, batch * heads + head, low half of offset), key = (seed low, seed high ^ offset
+//   high) The word key % 4 of the result belongs to (batch, head, query, key). It is kept if word >=
+//   dropout_p * 2^32.
 // Positions count from the start of their sequence; with packed sequences `batch` is the sequence.
 #pragma once
 

@@ -11,8 +11,8 @@ struct Workspace {
   std::size_t bytes = 0;
 };
 
-// A buffer that grows and is reused from call to call: fresh memory costs a page fault per 4 KiB, which is more than
-// a small attention. Not thread-safe: one per calling thread.
+// A buffer that grows and is reused from call to call: fresh memory costs a page fault per 4 KiB, which is
+// more than a small attention. Not thread-safe: one per calling thread.
 class ScratchBuffer {
  public:
   ScratchBuffer() = default;

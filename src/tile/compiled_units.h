@@ -1,4 +1,5 @@
-// For each unit that this build has, TF_FOR_EACH_UNIT(X) says X(unit). Operators make their kernel tables with it.
+// For each unit that this build has, TF_FOR_EACH_UNIT(X) says X(unit). Operators make their kernel tables
+// with it.
 #pragma once
 
 #ifdef TILEFORMER_HAVE_PORTABLE_FMA
@@ -53,6 +54,7 @@
 #define TF_IF_AVX512_BF16_SIMDE(X)
 #endif
 
-#define TF_FOR_EACH_UNIT(X)                                                                                      \
-  TF_IF_PORTABLE_FMA(X) TF_IF_AVX2_FMA(X) TF_IF_AVX512_FMA(X) TF_IF_AVX512_BF16(X) TF_IF_AMX_BF16(X) TF_IF_NEON_FMA(X) \
-  TF_IF_NEON_BF16(X) TF_IF_AMX_EMULATED(X) TF_IF_AVX512_FMA_SIMDE(X) TF_IF_AVX512_BF16_SIMDE(X)
+#define TF_FOR_EACH_UNIT(X)                                                                      \
+  TF_IF_PORTABLE_FMA(X)                                                                          \
+  TF_IF_AVX2_FMA(X) TF_IF_AVX512_FMA(X) TF_IF_AVX512_BF16(X) TF_IF_AMX_BF16(X) TF_IF_NEON_FMA(X) \
+      TF_IF_NEON_BF16(X) TF_IF_AMX_EMULATED(X) TF_IF_AVX512_FMA_SIMDE(X) TF_IF_AVX512_BF16_SIMDE(X)

@@ -1,6 +1,6 @@
-// Every header here is compiled once per unit, each time into that unit's own namespace: the same inline function built
-// with different flags must never meet itself at link time. For the same reason nothing here uses the standard
-// library's functions or containers.
+// Every header here is compiled once per unit, each time into that unit's own namespace: the same inline
+// function built with different flags must never meet itself at link time. For the same reason nothing here
+// uses the standard library's functions or containers.
 #pragma once
 
 #include <cstddef>

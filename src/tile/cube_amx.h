@@ -1,11 +1,12 @@
-// The cube of AMX: tiles of 16 rows x 64 bytes. Four accumulators (2 x 2) share two A and two B tiles, so that a load
-// feeds two products. The words are those of cube_register.h.
+// The cube of AMX: tiles of 16 rows x 64 bytes. Four accumulators (2 x 2) share two A and two B tiles, so
+// that a load feeds two products. The words are those of cube_register.h.
 //
 //   S^T[key][query] = K Q^T     A: 16 keys x 32 of dim, rows of K.        B: 16 pairs of dim x 16 queries.
 //   O^T[d][query]  += V^T P^T   A: 16 of d x 32 keys, V transposed.       B: 16 pairs of keys x 16 queries.
 //
-// Accumulators leave through memory: scores go to an L1 buffer, from where the softmax takes them while the next tile
-// multiplies. Tile and vector instructions overlap when they are interleaved (measured on Emerald Rapids).
+// Accumulators leave through memory: scores go to an L1 buffer, from where the softmax takes them while the
+// next tile multiplies. Tile and vector instructions overlap when they are interleaved (measured on Emerald
+// Rapids).
 #pragma once
 
 namespace tileformer::TILEFORMER_UNIT {
@@ -13,8 +14,9 @@ namespace tileformer::TILEFORMER_UNIT {
 inline constexpr int kLanes = kVecs * kVecLanes;
 static_assert(kVecLanes == 16 && kVecs == 2 && kKeyRows == 32 && kElementsPerWord == 2);
 inline constexpr int kTileRows = 16;
-inline constexpr int kTileWords = 16;             // of a row
-inline constexpr std::int64_t kLaneStride = 4 * kLanes;  // bytes between rows of packed operands, scores and O
+inline constexpr int kTileWords = 16;  // of a row
+inline constexpr std::int64_t kLaneStride =
+    4 * kLanes;  // bytes between rows of packed operands, scores and O
 
 TF_INLINE void enter_unit() { configure_tiles(); }
 TF_INLINE void leave_unit() { release_tiles(); }
@@ -22,7 +24,8 @@ TF_INLINE void leave_unit() { release_tiles(); }
 // The compiler does not know that tile loads read memory.
 TF_INLINE void tiles_see_stores() { asm volatile("" ::: "memory"); }
 
-// ---- packed operands -----------------------------------------------------------------------------------------------
+// ---- packed operands
+// -----------------------------------------------------------------------------------------------
 
 TF_INLINE std::int64_t words_of(std::int64_t elements) { return round_up(ceil_div(elements, 2), kTileWords); }
 TF_INLINE int steps_of(std::int64_t dim) { return static_cast<int>(words_of(dim)); }
@@ -35,8 +38,8 @@ TF_INLINE std::int64_t value_words(std::int64_t dim_v, std::int64_t key_block) {
 }
 
 template <class T>
-TF_NOINLINE void pack_values(const typename T::Element* v, std::int64_t stride, int keys, int padded, std::int64_t dim_v,
-                             std::int64_t key_block, Word* out, F* nonfinite) {
+TF_NOINLINE void pack_values(const typename T::Element* v, std::int64_t stride, int keys, int padded,
+                             std::int64_t dim_v, std::int64_t key_block, Word* out, F* nonfinite) {
   const std::int64_t tile_words = kTileRows * kTileWords, row_of_tiles = key_block / 32 * tile_words;
   F bad = zero();
   for (int i = 0; i < padded; i += 32)
@@ -69,7 +72,8 @@ TF_NOINLINE void pack_values(const typename T::Element* v, std::int64_t stride, 
   for (std::int64_t i = 0; i < words; ++i) v[i] = finite_word(v[i]);
 }
 
-// ---- products ------------------------------------------------------------------------------------------------------
+// ---- products
+// ------------------------------------------------------------------------------------------------------
 
 struct TileMax {
   F lane[kVecs];
@@ -77,7 +81,8 @@ struct TileMax {
 
 // 32 keys x 32 queries, stored to s [32][kLanes]; the companion's slices run between the products of a step.
 template <class Companion>
-TF_NOINLINE TileMax score_tile(const Word* k, std::int64_t stride, const Word* q, int words, float* s, Companion companion) {
+TF_NOINLINE TileMax score_tile(const Word* k, std::int64_t stride, const Word* q, int words, float* s,
+                               Companion companion) {
   const std::int64_t k_stride = 4 * stride;
   const int steps = words / kTileWords;
   tiles_see_stores();
@@ -108,13 +113,14 @@ TF_NOINLINE TileMax score_tile(const Word* k, std::int64_t stride, const Word* q
   tiles_see_stores();
   TileMax largest = {{load(s), load(s + kVecLanes)}};
   for (int r = 1; r < kKeyRows; ++r)
-    TF_UNROLL for (int j = 0; j < kVecs; ++j) largest.lane[j] = max(largest.lane[j], load(s + r * kLanes + j * kVecLanes));
+    TF_UNROLL for (int j = 0; j < kVecs; ++j) largest.lane[j] =
+        max(largest.lane[j], load(s + r * kLanes + j * kVecLanes));
   return largest;
 }
 
 // Two tiles of 16 d; `second` false: one.
-TF_NOINLINE void output_tiles(const Word* v, std::int64_t row_of_tiles, const Word* p, int steps, float* o, bool first,
-                              bool second) {
+TF_NOINLINE void output_tiles(const Word* v, std::int64_t row_of_tiles, const Word* p, int steps, float* o,
+                              bool first, bool second) {
   float* o2 = o + kTileRows * kLanes;
   if (first) {
     TF_TILE_ZERO(0);
@@ -151,9 +157,10 @@ TF_NOINLINE void output_tiles(const Word* v, std::int64_t row_of_tiles, const Wo
   }
 }
 
-// O^T += V^T P^T over keys [begin, end) of the block, multiples of kKeyRows; p at its first word of the block.
-TF_INLINE void outputs(const Word* v, std::int64_t dim_v, std::int64_t key_block, const Word* p, int begin, int end,
-                       float* o, bool first) {
+// O^T += V^T P^T over keys [begin, end) of the block, multiples of kKeyRows; p at its first word of the
+// block.
+TF_INLINE void outputs(const Word* v, std::int64_t dim_v, std::int64_t key_block, const Word* p, int begin,
+                       int end, float* o, bool first) {
   const std::int64_t row_of_tiles = key_block / 32 * kTileRows * kTileWords;
   v += begin / 32 * kTileRows * kTileWords;
   p += begin / 2 * kLanes;

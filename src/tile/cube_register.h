@@ -1,8 +1,10 @@
-// The cube of units whose accumulators are vector registers: score and output tiles of R rows x kVecs vectors. Rows of
-// the first operand are broadcast word by word, the second is a packed vector of kLanes lanes.
+// The cube of units whose accumulators are vector registers: score and output tiles of R rows x kVecs
+// vectors. Rows of the first operand are broadcast word by word, the second is a packed vector of kLanes
+// lanes.
 //
 //   S^T[key][query] = K Q^T     K rows [key][dim], Q packed [dim/W][kLanes]
-//   O^T[d][query]  += V^T P^T   V packed in tiles [d/R][key/W][R], P packed [key/W][kLanes]        W = kElementsPerWord
+//   O^T[d][query]  += V^T P^T   V packed in tiles [d/R][key/W][R], P packed [key/W][kLanes]        W =
+//   kElementsPerWord
 #pragma once
 
 namespace tileformer::TILEFORMER_UNIT {
@@ -13,21 +15,22 @@ inline constexpr int kLanes = kVecs * kVecLanes;  // queries of a tile
 TF_INLINE void enter_unit() {}
 TF_INLINE void leave_unit() {}
 
-// ---- packed operands -----------------------------------------------------------------------------------------------
+// ---- packed operands
+// -----------------------------------------------------------------------------------------------
 
 TF_INLINE int steps_of(std::int64_t dim) { return static_cast<int>(ceil_div(dim, kElementsPerWord)); }
 TF_INLINE std::int64_t query_words(std::int64_t dim) { return round_up(steps_of(dim), kVecLanes) * kLanes; }
 TF_INLINE std::int64_t key_stride(std::int64_t dim) { return round_up(steps_of(dim), kVecLanes); }
 TF_INLINE std::int64_t output_rows(std::int64_t dim_v) { return dim_v; }
-// Steps of a V tile. The slack takes what a step's store writes past its rows, and keeps tiles off a stride of 4096
-// bytes, at which they would share the sets of the L1 cache.
+// Steps of a V tile. The slack takes what a step's store writes past its rows, and keeps tiles off a stride
+// of 4096 bytes, at which they would share the sets of the L1 cache.
 TF_INLINE std::int64_t value_tile_steps(std::int64_t key_block) { return key_block / kElementsPerWord + 10; }
 TF_INLINE std::int64_t value_words(std::int64_t dim_v, std::int64_t key_block) {
   return dim_v * value_tile_steps(key_block) + 2 * kVecLanes;
 }
 
-// dim_v rows are cut into tiles of nearly the same height: full tiles and a small rest would leave the rest bound by
-// the latency of its few accumulators.
+// dim_v rows are cut into tiles of nearly the same height: full tiles and a small rest would leave the rest
+// bound by the latency of its few accumulators.
 struct OutputTiles {
   int count, low, high;  // `high` tiles of low + 1 rows come first
   TF_MEMBER explicit OutputTiles(std::int64_t dim_v)
@@ -38,13 +41,14 @@ struct OutputTiles {
   TF_MEMBER int first_row(int t) const { return t * low + min_of(t, high); }
 };
 
-// V of `keys` rows, zeros up to `padded` rows. The words times zero are added to *nonfinite: it becomes NaN where V has
-// a NaN or an infinity. Tiles are narrower than vectors or do not divide them: what a step's store leaves behind its
-// rows is overwritten by the next step or falls into the slack.
+// V of `keys` rows, zeros up to `padded` rows. The words times zero are added to *nonfinite: it becomes NaN
+// where V has a NaN or an infinity. Tiles are narrower than vectors or do not divide them: what a step's
+// store leaves behind its rows is overwritten by the next step or falls into the slack.
 template <class T>
-TF_NOINLINE void pack_values(const typename T::Element* v, std::int64_t stride, int keys, int padded, std::int64_t dim_v,
-                             std::int64_t key_block, Word* out, F* nonfinite) {
-  constexpr int kChunk = 16;  // keys that stay in L1 while all tiles take their part; the next chunk is prefetched
+TF_NOINLINE void pack_values(const typename T::Element* v, std::int64_t stride, int keys, int padded,
+                             std::int64_t dim_v, std::int64_t key_block, Word* out, F* nonfinite) {
+  constexpr int kChunk =
+      16;  // keys that stay in L1 while all tiles take their part; the next chunk is prefetched
   constexpr int kLineElements = 64 / sizeof(typename T::Element);
   const OutputTiles tiles(dim_v);
   const std::int64_t tile_steps = value_tile_steps(key_block);
@@ -66,7 +70,8 @@ TF_NOINLINE void pack_values(const typename T::Element* v, std::int64_t stride, 
           }
       for (; i < end; i += kElementsPerWord, to += rows)
         TF_UNROLL for (int part = 0; part < kOutputRows; part += kStepColumns) {
-          const Words words = load_step_up_to<T>(v + i * stride + first + part, stride, keys - i, dim_v - first - part);
+          const Words words =
+              load_step_up_to<T>(v + i * stride + first + part, stride, keys - i, dim_v - first - part);
           bad = multiply_add(bad, words, zero_words());
           store_step(to + part, words);
         }
@@ -79,7 +84,8 @@ TF_NOINLINE void pack_values(const typename T::Element* v, std::int64_t stride, 
   for (std::int64_t i = 0; i < words; ++i) v[i] = finite_word(v[i]);
 }
 
-// ---- products ------------------------------------------------------------------------------------------------------
+// ---- products
+// ------------------------------------------------------------------------------------------------------
 
 // The row addresses of a tile: a base every third row, so that scaled indices reach the rest.
 template <int R>
@@ -91,9 +97,7 @@ struct RowCursor {
     TF_UNROLL for (int i = 0; i < kBases; ++i) base[i] = rows + 3 * i * row_stride;
   }
   TF_MEMBER const Word* row(int r) const { return base[r / 3] + r % 3 * stride; }
-  TF_MEMBER void next() {
-    TF_UNROLL for (int i = 0; i < kBases; ++i) ++base[i];
-  }
+  TF_MEMBER void next() { TF_UNROLL for (int i = 0; i < kBases; ++i)++ base[i]; }
 };
 
 template <int R>
@@ -114,10 +118,11 @@ struct TileMax {
   F lane[kVecs];
 };
 
-// One score tile: kKeyRows keys from k on, stored to s [kKeyRows][kLanes]. The companion's slices run between equal
-// parts of the product. Returns the largest score of each query.
+// One score tile: kKeyRows keys from k on, stored to s [kKeyRows][kLanes]. The companion's slices run between
+// equal parts of the product. Returns the largest score of each query.
 template <class Companion>
-TF_INLINE TileMax score_tile(const Word* k, std::int64_t stride, const Word* q, int steps, float* s, Companion companion) {
+TF_INLINE TileMax score_tile(const Word* k, std::int64_t stride, const Word* q, int steps, float* s,
+                             Companion companion) {
   F acc[kKeyRows][kVecs];
   TF_UNROLL for (int r = 0; r < kKeyRows; ++r) TF_UNROLL for (int j = 0; j < kVecs; ++j) acc[r][j] = zero();
   RowCursor<kKeyRows> rows(k, stride);
@@ -139,8 +144,8 @@ TF_INLINE TileMax score_tile(const Word* k, std::int64_t stride, const Word* q, 
     TF_UNROLL for (int r = 1; r < kKeyRows; ++r) m = max(m, acc[r][j]);
     max_of_tile.lane[j] = m;
   }
-  TF_UNROLL for (int r = 0; r < kKeyRows; ++r)
-    TF_UNROLL for (int j = 0; j < kVecs; ++j) store(s + r * kLanes + j * kVecLanes, acc[r][j]);
+  TF_UNROLL for (int r = 0; r < kKeyRows; ++r) TF_UNROLL for (int j = 0; j < kVecs; ++j)
+      store(s + r * kLanes + j * kVecLanes, acc[r][j]);
   return max_of_tile;
 }
 
@@ -165,8 +170,8 @@ TF_NOINLINE void output_tile(const Word* v, const Word* p, int steps, float* o, 
     v += R;
     p += kLanes;
   }
-  TF_UNROLL for (int r = 0; r < R; ++r)
-    TF_UNROLL for (int j = 0; j < kVecs; ++j) store(o + r * kLanes + j * kVecLanes, acc[r][j]);
+  TF_UNROLL for (int r = 0; r < R; ++r) TF_UNROLL for (int j = 0; j < kVecs; ++j)
+      store(o + r * kLanes + j * kVecLanes, acc[r][j]);
 }
 
 template <int R = kOutputRows>
@@ -176,9 +181,10 @@ TF_INLINE void output_tile_of(int rows, const Word* v, const Word* p, int steps,
   output_tile<R>(v, p, steps, o, first);
 }
 
-// O^T += V^T P^T over keys [begin, end) of the block, multiples of kKeyRows; p at its first word of the block.
-TF_INLINE void outputs(const Word* v, std::int64_t dim_v, std::int64_t key_block, const Word* p, int begin, int end,
-                       float* o, bool first) {
+// O^T += V^T P^T over keys [begin, end) of the block, multiples of kKeyRows; p at its first word of the
+// block.
+TF_INLINE void outputs(const Word* v, std::int64_t dim_v, std::int64_t key_block, const Word* p, int begin,
+                       int end, float* o, bool first) {
   const OutputTiles tiles(dim_v);
   const std::int64_t tile_steps = value_tile_steps(key_block);
   const int from = begin / kElementsPerWord, steps = end / kElementsPerWord - from;

@@ -1,12 +1,15 @@
-// From rows in memory to packed operands and back. Rows are given by address, so that any strides, and tiles whose
-// lanes belong to different heads, are all the same here. Nothing beyond a row's `dim` elements is touched.
+// From rows in memory to packed operands and back. Rows are given by address, so that any strides, and tiles
+// whose lanes belong to different heads, are all the same here. Nothing beyond a row's `dim` elements is
+// touched.
 #pragma once
 
 namespace tileformer::TILEFORMER_UNIT {
 
-// Rows of Q (null: zeros) -> [words][kLanes]: word w of row l stands at [w][l], times the scale where the unit wants it.
+// Rows of Q (null: zeros) -> [words][kLanes]: word w of row l stands at [w][l], times the scale where the
+// unit wants it.
 template <class T>
-TF_NOINLINE void pack_lanes(const typename T::Element* const (&row)[kLanes], std::int64_t dim, float scale, Word* out) {
+TF_NOINLINE void pack_lanes(const typename T::Element* const (&row)[kLanes], std::int64_t dim, float scale,
+                            Word* out) {
   const F factor = set(scale);
   for (int lane = 0; lane < kLanes; lane += kVecLanes)
     for (std::int64_t w = 0; w < steps_of(dim); w += kVecLanes) {
@@ -23,8 +26,8 @@ TF_NOINLINE void pack_lanes(const typename T::Element* const (&row)[kLanes], std
 
 // `keys` rows -> [padded][key_stride(dim)], zeros beyond.
 template <class T>
-TF_NOINLINE void pack_keys(const typename T::Element* k, std::int64_t stride, int keys, int padded, std::int64_t dim,
-                           Word* out) {
+TF_NOINLINE void pack_keys(const typename T::Element* k, std::int64_t stride, int keys, int padded,
+                           std::int64_t dim, Word* out) {
   constexpr int kAhead = 16;  // rows between prefetch and use
   const std::int64_t out_stride = key_stride(dim);
   for (int i = 0; i < padded; ++i, out += out_stride) {
@@ -48,14 +51,16 @@ TF_NOINLINE void write_lanes(const float* o, std::int64_t dim_v, const float* fa
     for (std::int64_t d = 0; d < dim_v; d += kVecLanes) {
       const std::int64_t n = dim_v - d;
       F block[kVecLanes];
-      TF_UNROLL for (int r = 0; r < kVecLanes; ++r)
-        block[r] = r < n ? select(none, zero(), mul(f, load(o + (d + r) * kLanes + lane))) : zero();
+      TF_UNROLL for (int r = 0; r < kVecLanes; ++r) block[r] =
+          r < n ? select(none, zero(), mul(f, load(o + (d + r) * kLanes + lane))) : zero();
       transpose(block);
       TF_UNROLL for (int r = 0; r < kVecLanes; ++r) {
         auto* p = row[lane + r];
         if (!p) continue;
-        if (TF_LIKELY(n >= kVecLanes)) store_elements(p + d, block[r], T{});
-        else store_some<T>(p + d, block[r], static_cast<int>(n));
+        if (TF_LIKELY(n >= kVecLanes))
+          store_elements(p + d, block[r], T{});
+        else
+          store_some<T>(p + d, block[r], static_cast<int>(n));
       }
     }
   }

@@ -1,5 +1,5 @@
-// AVX-512 intrinsics by way of SIMDe, on AVX2 hardware: tests run the AVX-512 kernels on machines without it. Instructions
-// that SIMDe 0.7.4 lacks are added here, from the architecture manuals.
+// AVX-512 intrinsics by way of SIMDe, on AVX2 hardware: tests run the AVX-512 kernels on machines without it.
+// Instructions that SIMDe 0.7.4 lacks are added here, from the architecture manuals.
 #pragma once
 
 #include <simde/x86/avx512.h>
@@ -78,14 +78,16 @@ TF_EMULATED simde__m512bh tf_cvtne2ps_pbh(simde__m512 a, simde__m512 b) {
   for (int i = 0; i < 32; ++i) {
     const float x = i < 16 ? low.f32[i] : high.f32[i - 16];
     const bool subnormal = (tileformer::bits_of(x) & 0x7f800000u) == 0;
-    to.u16[i] = subnormal ? std::uint16_t(tileformer::bits_of(x) >> 16 & 0x8000u) : tileformer::bf16_from_f32(x);
+    to.u16[i] =
+        subnormal ? std::uint16_t(tileformer::bits_of(x) >> 16 & 0x8000u) : tileformer::bf16_from_f32(x);
   }
   return simde__m512bh_from_private(to);
 }
 #undef _mm512_cvtne2ps_pbh
 #define _mm512_cvtne2ps_pbh(a, b) tf_cvtne2ps_pbh(a, b)
 
-// VDPBF16PS: two products a lane, summed without intermediate rounding here, where hardware flushes subnormals.
+// VDPBF16PS: two products a lane, summed without intermediate rounding here, where hardware flushes
+// subnormals.
 TF_EMULATED simde__m512 tf_dpbf16_ps(simde__m512 c, simde__m512bh a, simde__m512bh b) {
   simde__m512_private sum = simde__m512_to_private(c);
   simde__m512bh_private x = simde__m512bh_to_private(a), y = simde__m512bh_to_private(b);

@@ -21,7 +21,8 @@ TF_INLINE Tile& tile_at(int t) {
 
 TF_NOINLINE void tile_zero(int t) { tile_at(t) = Tile{}; }
 TF_NOINLINE void tile_load(int t, const void* p, std::int64_t stride) {
-  for (int r = 0; r < 16; ++r) __builtin_memcpy(tile_at(t).row[r], static_cast<const char*>(p) + r * stride, 64);
+  for (int r = 0; r < 16; ++r)
+    __builtin_memcpy(tile_at(t).row[r], static_cast<const char*>(p) + r * stride, 64);
 }
 TF_NOINLINE void tile_store(int t, void* p, std::int64_t stride) {
   for (int r = 0; r < 16; ++r) __builtin_memcpy(static_cast<char*>(p) + r * stride, tile_at(t).row[r], 64);
@@ -31,7 +32,8 @@ TF_NOINLINE void tile_dot(int acc, int a, int b) {
   for (int m = 0; m < 16; ++m)
     for (int k = 0; k < 16; ++k) {
       const std::uint32_t x = tile_at(a).row[m][k];
-      const float low = f32_from_bf16(static_cast<std::uint16_t>(x)), high = f32_from_bf16(static_cast<std::uint16_t>(x >> 16));
+      const float low = f32_from_bf16(static_cast<std::uint16_t>(x)),
+                  high = f32_from_bf16(static_cast<std::uint16_t>(x >> 16));
       for (int n = 0; n < 16; ++n) {
         const std::uint32_t y = tile_at(b).row[k][n];
         float sum = float_of(tile_at(acc).row[m][n]);

@@ -1,5 +1,5 @@
-// The tile registers of AMX. Macros, because a tile's number is part of the instruction. The tile words are the same in
-// tiles_emulated.h.
+// The tile registers of AMX. Macros, because a tile's number is part of the instruction. The tile words are
+// the same in tiles_emulated.h.
 #pragma once
 
 #include <immintrin.h>
@@ -11,8 +11,8 @@
 
 namespace tileformer::TILEFORMER_UNIT {
 
-// Every tile 16 rows of 64 bytes. Operands are padded with zeros instead of reshaping tiles at the edges: loading a
-// configuration costs more than the few products it saves.
+// Every tile 16 rows of 64 bytes. Operands are padded with zeros instead of reshaping tiles at the edges:
+// loading a configuration costs more than the few products it saves.
 TF_INLINE void configure_tiles() {
   struct alignas(64) {
     std::uint8_t palette, start_row, reserved[14];

@@ -3,7 +3,8 @@
 
 #include "tile/config.h"
 
-// clang-format off: spaces around the slash would become part of the path
+// It would put spaces into the path:
+// clang-format off
 #define TF_UNIT_HEADER_(unit) TF_STRINGIZE(tile/unit_##unit.h)
 // clang-format on
 #define TF_UNIT_HEADER(unit) TF_UNIT_HEADER_(unit)

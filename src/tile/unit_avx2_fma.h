@@ -1,5 +1,5 @@
-// AVX2 FMA: 16 registers hold a tile of 6 x 2 accumulators, two vectors of the packed operand and one broadcast. A step
-// is 12 FMAs and 8 loads: both ports busy for 6 cycles (Zen 2 to 4, Haswell and later).
+// AVX2 FMA: 16 registers hold a tile of 6 x 2 accumulators, two vectors of the packed operand and one
+// broadcast. A step is 12 FMAs and 8 loads: both ports busy for 6 cycles (Zen 2 to 4, Haswell and later).
 #pragma once
 
 #include "tile/vec_avx2.h"

@@ -1,5 +1,5 @@
-// AVX-512 BF16 dot products (Zen 4 and later, Sapphire Rapids and later without its tiles). 32 registers hold 6 x 2 or
-// 8 x 2 accumulators and leave room for the softmax that runs between the steps.
+// AVX-512 BF16 dot products (Zen 4 and later, Sapphire Rapids and later without its tiles). 32 registers hold
+// 6 x 2 or 8 x 2 accumulators and leave room for the softmax that runs between the steps.
 #pragma once
 
 #include "base/scalar.h"

@@ -1,4 +1,5 @@
-// NEON with BFDOT (Armv8.6, Neoverse V1 and N2 and later): 6 x 4 accumulators as in unit_neon_fma.h, two products a lane.
+// NEON with BFDOT (Armv8.6, Neoverse V1 and N2 and later): 6 x 4 accumulators as in unit_neon_fma.h, two
+// products a lane.
 #pragma once
 
 #define TF_GENERIC_LANES 4

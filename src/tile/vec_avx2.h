@@ -61,13 +61,14 @@ TF_INLINE M nonzero_bytes(const std::uint8_t* p) {
 }
 
 namespace exp2_table {
-// 2^(i/8) as bits, i << 20 taken off: adding (n << 20), n the exponent in eighths, then gives 2^(n/8) to the bit.
+// 2^(i/8) as bits, i << 20 taken off: adding (n << 20), n the exponent in eighths, then gives 2^(n/8) to the
+// bit.
 TF_INLINE constexpr std::uint32_t entry(float x, std::uint32_t i) {
   return __builtin_bit_cast(std::uint32_t, x) - (i << 20);
 }
 alignas(32) inline constexpr std::uint32_t kBits[8] = {
-    entry(1.0f, 0),         entry(1.0905077f, 1), entry(1.1892071f, 2), entry(1.2968396f, 3),
-    entry(1.4142135f, 4),   entry(1.5422108f, 5), entry(1.6817929f, 6), entry(1.8340081f, 7)};
+    entry(1.0f, 0),       entry(1.0905077f, 1), entry(1.1892071f, 2), entry(1.2968396f, 3),
+    entry(1.4142135f, 4), entry(1.5422108f, 5), entry(1.6817929f, 6), entry(1.8340081f, 7)};
 }  // namespace exp2_table
 
 // 2^x for x < 127, relative error 2e-7; exactly 0 from -127 down (-inf too); NaN stays NaN.
@@ -78,7 +79,8 @@ TF_INLINE F exp2(F x) {
   const F r = sub(x, sub(t, magic));
   F p = fma(r, set(0.0555041f), set(0.24022651f));
   p = mul(fma(p, r, set(0.69314718f)), r);
-  const F table = _mm256_permutevar8x32_ps(_mm256_load_ps(reinterpret_cast<const float*>(exp2_table::kBits)), as_int(t));
+  const F table =
+      _mm256_permutevar8x32_ps(_mm256_load_ps(reinterpret_cast<const float*>(exp2_table::kBits)), as_int(t));
   const F scale = as_float(add_int(as_int(table), shift_left<20>(as_int(t))));
   return fma(p, scale, scale);
 }
@@ -92,7 +94,8 @@ TF_INLINE F load_elements(const std::uint16_t* p, F16) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 TF_INLINE F load_elements(const std::uint16_t* p, BF16) {
-  return as_float(shift_left<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))));
+  return as_float(
+      shift_left<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))));
 }
 
 TF_INLINE void store_elements(float* p, F x, F32) { _mm256_storeu_ps(p, x); }

@@ -82,8 +82,8 @@ struct Sixteenths {
   }
 };
 
-// 2^x for x < 127, relative error 2e-7; 0 from -150 down (-inf too); NaN stays NaN. scalef ignores the fraction of n,
-// which the table holds.
+// 2^x for x < 127, relative error 2e-7; 0 from -150 down (-inf too); NaN stays NaN. scalef ignores the
+// fraction of n, which the table holds.
 TF_INLINE F exp2(F x) {
   const Sixteenths s(x);
   const F table = _mm512_permutexvar_ps(s.index, _mm512_load_ps(kExp2Sixteenths));
@@ -99,7 +99,8 @@ TF_INLINE F load_elements(const std::uint16_t* p, F16) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 TF_INLINE F load_elements(const std::uint16_t* p, BF16) {
-  return as_float(shift_left<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))));
+  return as_float(
+      shift_left<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))));
 }
 
 TF_INLINE void store_elements(float* p, F x, F32) { _mm512_storeu_ps(p, x); }

@@ -1,5 +1,5 @@
-// Vector words in the compiler's own vector types, TF_GENERIC_LANES lanes of fp32: any CPU, and NEON, for which this
-// compiles to its instructions.
+// Vector words in the compiler's own vector types, TF_GENERIC_LANES lanes of fp32: any CPU, and NEON, for
+// which this compiles to its instructions.
 #pragma once
 
 #include "base/scalar.h"
@@ -83,8 +83,8 @@ TF_INLINE M nonzero_bytes(const std::uint8_t* p) {
   return x != 0;
 }
 
-// 2^x for x < 127, relative error 2e-7; exactly 0 from -127 down (-inf too); NaN stays NaN. |r| <= 1/2, Taylor series of
-// degree 7 (its rest is 2^-24 / 10).
+// 2^x for x < 127, relative error 2e-7; exactly 0 from -127 down (-inf too); NaN stays NaN. |r| <= 1/2,
+// Taylor series of degree 7 (its rest is 2^-24 / 10).
 TF_INLINE F exp2(F x) {
   x = max(set(-127.0f), x);
   F t = x + 12582912.0f;  // 1.5 * 2^23: rounds to a whole number, which stands in the low bits
@@ -108,7 +108,9 @@ TF_INLINE F load_elements(const float* p, F32) { return load_unaligned(p); }
 TF_INLINE void store_elements(float* p, F x, F32) { store_unaligned(p, x); }
 #if defined(__ARM_NEON)
 typedef __fp16 HalfVector __attribute__((vector_size(2 * TF_GENERIC_LANES)));
-TF_INLINE F load_elements(const std::uint16_t* p, F16) { return __builtin_convertvector(read<HalfVector>(p), F); }
+TF_INLINE F load_elements(const std::uint16_t* p, F16) {
+  return __builtin_convertvector(read<HalfVector>(p), F);
+}
 TF_INLINE void store_elements(std::uint16_t* p, F x, F16) {
   const HalfVector h = __builtin_convertvector(x, HalfVector);
   __builtin_memcpy(p, &h, sizeof h);
@@ -141,7 +143,8 @@ TF_INLINE void store_elements(std::uint16_t* p, F x, BF16) {
 
 TF_INLINE void transpose(F (&r)[kVecLanes]) {
   F t[kVecLanes];
-  TF_UNROLL for (int i = 0; i < kVecLanes; ++i) TF_UNROLL for (int j = 0; j < kVecLanes; ++j) t[i][j] = r[j][i];
+  TF_UNROLL for (int i = 0; i < kVecLanes; ++i) TF_UNROLL for (int j = 0; j < kVecLanes; ++j) t[i][j] =
+      r[j][i];
   TF_UNROLL for (int i = 0; i < kVecLanes; ++i) r[i] = t[i];
 }
 

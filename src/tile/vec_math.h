@@ -7,8 +7,8 @@ inline constexpr float kLog2E = 1.44269504f;
 inline constexpr float kLn2 = 0.69314718f;
 inline constexpr float kInfinity = __builtin_inff();
 
-// log2(x) for normal x > 0, absolute error 1e-7 beside |log2 x| * 6e-8. The mantissa is brought to [2/3, 4/3) and
-// log(m) taken as 2 artanh((m - 1) / (m + 1)), whose series in s^2 <= 0.04 needs five terms.
+// log2(x) for normal x > 0, absolute error 1e-7 beside |log2 x| * 6e-8. The mantissa is brought to [2/3, 4/3)
+// and log(m) taken as 2 artanh((m - 1) / (m + 1)), whose series in s^2 <= 0.04 needs five terms.
 TF_INLINE F log2(F x) {
   const I bits = as_int(x);
   const I exponent = shift_right_arithmetic<23>(sub_int(bits, set_int(0x3f2aaaab)));
@@ -21,7 +21,8 @@ TF_INLINE F log2(F x) {
   return fma(p, s, to_float(exponent));
 }
 
-// tanh(x), relative error 1e-7 (the quotient itself 2.2e-8, a weighted least-squares fit over |x| <= 9); NaN stays NaN.
+// tanh(x), relative error 1e-7 (the quotient itself 2.2e-8, a weighted least-squares fit over |x| <= 9); NaN
+// stays NaN.
 TF_INLINE F tanh(F x) {
   x = min(set(9.0f), max(set(-9.0f), x));
   const F z = mul(x, x);
@@ -40,11 +41,10 @@ TF_INLINE F tanh(F x) {
 template <int kBelow, class E>
 TF_INLINE void copy_some(E* to, const E* from, int n) {
   int at = 0;
-  TF_UNROLL for (int piece = kBelow / 2; piece > 0; piece /= 2)
-    if (n & piece) {
-      __builtin_memcpy(to + at, from + at, piece * sizeof(E));
-      at += piece;
-    }
+  TF_UNROLL for (int piece = kBelow / 2; piece > 0; piece /= 2) if (n & piece) {
+    __builtin_memcpy(to + at, from + at, piece * sizeof(E));
+    at += piece;
+  }
 }
 
 // The first n < kVecLanes elements at p, zeros beyond: nothing past them is read.
@@ -62,7 +62,9 @@ TF_NOINLINE void store_some(typename T::Element* p, F v, int n) {
 }
 template <class T>
 TF_INLINE F load_up_to(const typename T::Element* p, std::int64_t n) {
-  return TF_LIKELY(n >= kVecLanes) ? load_elements(p, T{}) : n <= 0 ? zero() : load_some<T>(p, static_cast<int>(n));
+  return TF_LIKELY(n >= kVecLanes) ? load_elements(p, T{})
+         : n <= 0                  ? zero()
+                                   : load_some<T>(p, static_cast<int>(n));
 }
 
 }  // namespace tileformer::TILEFORMER_UNIT

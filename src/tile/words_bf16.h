@@ -1,8 +1,8 @@
-// Matrix products by VDPBF16PS: a word is a pair of bf16 that are neighbours along the summed dimension, and a lane sums
-// both products in fp32.
+// Matrix products by VDPBF16PS: a word is a pair of bf16 that are neighbours along the summed dimension, and
+// a lane sums both products in fp32.
 //
-// Beside a dot product a multiply or FMA costs as much as the dot (they share the ports), a 64-byte store 1.3 times
-// that; adds, compares, permutes, conversions and loads are free on Zen 4. Hence the cheap exponential.
+// Beside a dot product a multiply or FMA costs as much as the dot (they share the ports), a 64-byte store 1.3
+// times that; adds, compares, permutes, conversions and loads are free on Zen 4. Hence the cheap exponential.
 #pragma once
 
 namespace tileformer::TILEFORMER_UNIT {
@@ -57,7 +57,8 @@ TF_INLINE void interleave_rows(const std::uint16_t* const (&row)[2], std::int64_
 // One step of V: 8 columns of two keys, in the low half.
 inline constexpr int kStepColumns = 8;
 TF_INLINE Words interleave(__m128i a, __m128i b) {
-  const __m256i pairs = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi16(a, b)), _mm_unpackhi_epi16(a, b), 1);
+  const __m256i pairs =
+      _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi16(a, b)), _mm_unpackhi_epi16(a, b), 1);
   return _mm512_castsi256_si512(pairs);
 }
 template <class T>
@@ -84,14 +85,15 @@ TF_INLINE Word finite_word(Word w) {
 }
 
 alignas(64) inline constexpr float kLog2Steps[16] = {
-    0.69322824f, 0.7239201f,  0.7559708f,  0.78944045f, 0.82439196f, 0.8608909f, 0.89900583f, 0.93880826f,
-    0.98037285f, 1.0237776f,  1.0691042f,  1.1164374f,  1.1658664f,  1.2174836f, 1.2713863f,  1.3276753f};
+    0.69322824f, 0.7239201f, 0.7559708f, 0.78944045f, 0.82439196f, 0.8608909f, 0.89900583f, 0.93880826f,
+    0.98037285f, 1.0237776f, 1.0691042f, 1.1164374f,  1.1658664f,  1.2174836f, 1.2713863f,  1.3276753f};
 alignas(64) inline constexpr float kExp2Centred[16] = {
     1.000117f, 1.0443959f, 1.0906353f, 1.1389219f, 1.1893462f, 1.2420031f, 1.2969912f, 1.354414f,
     1.414379f, 1.4769989f, 1.5423913f, 1.6106788f, 1.6819896f, 1.7564577f, 1.8342227f, 1.9154307f};
 
-// 2^x, relative error 1.2e-4, a thirtieth of what rounding to bf16 makes of it: two tables of sixteenths, 2^(i/16) and
-// its slope, both times 1 + 1.17e-4 to centre the error. One multiply slot beside the scale's and scalef's.
+// 2^x, relative error 1.2e-4, a thirtieth of what rounding to bf16 makes of it: two tables of sixteenths,
+// 2^(i/16) and its slope, both times 1 + 1.17e-4 to centre the error. One multiply slot beside the scale's
+// and scalef's.
 TF_INLINE F exp2_score(F x) {
   const Sixteenths s(x);
   const F slope = _mm512_permutexvar_ps(s.index, _mm512_load_ps(kLog2Steps));
@@ -116,10 +118,13 @@ TF_INLINE void rescale_probabilities(Word* p, F factor) {
 }
 TF_INLINE void drop_probabilities(Word* p, const M (&drop)[2]) {
   Words x = load_words(p);
-  x = _mm512_mask_blend_epi32(drop[0], x, _mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  x = _mm512_mask_blend_epi32(drop[0], x,
+                              _mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
   x = _mm512_mask_blend_epi32(drop[1], x, _mm512_and_si512(x, _mm512_set1_epi32(0x0000ffff)));
   store_words(p, x);
 }
-TF_INLINE float probability(const Word* p, int i) { return f32_from_bf16(static_cast<std::uint16_t>(*p >> (16 * i))); }
+TF_INLINE float probability(const Word* p, int i) {
+  return f32_from_bf16(static_cast<std::uint16_t>(*p >> (16 * i)));
+}
 
 }  // namespace tileformer::TILEFORMER_UNIT

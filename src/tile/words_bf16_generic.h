@@ -1,5 +1,5 @@
-// words_bf16.h in the compiler's own vectors: NEON with its bf16 dot product, and any CPU for the emulated tile unit.
-// Exact where words_bf16.h is: the same rounding of P, the same layouts.
+// words_bf16.h in the compiler's own vectors: NEON with its bf16 dot product, and any CPU for the emulated
+// tile unit. Exact where words_bf16.h is: the same rounding of P, the same layouts.
 #pragma once
 
 #include "base/scalar.h"
@@ -24,7 +24,8 @@ TF_INLINE F high_half(Words x) { return as_float(x & static_cast<std::int32_t>(0
 TF_INLINE F multiply_add(F acc, Words a, Words b) {
 #if defined(__ARM_FEATURE_BF16)
   static_assert(kVecLanes == 4);
-  return reinterpret_cast<F>(vbfdotq_f32(reinterpret_cast<float32x4_t>(acc), reinterpret_cast<bfloat16x8_t>(a),
+  return reinterpret_cast<F>(vbfdotq_f32(reinterpret_cast<float32x4_t>(acc),
+                                         reinterpret_cast<bfloat16x8_t>(a),
                                          reinterpret_cast<bfloat16x8_t>(b)));
 #else
   return fma(high_half(a), high_half(b), fma(low_half(a), low_half(b), acc));
@@ -35,7 +36,8 @@ TF_INLINE F multiply_add(F acc, Words a, Words b) {
 template <class T>
 TF_INLINE Words load_row_words(const std::uint16_t* p, std::int64_t n) {
   std::uint16_t x[2 * kVecLanes] = {};
-  if (TF_LIKELY(n >= 2 * kVecLanes)) __builtin_memcpy(x, p, sizeof x);
+  if (TF_LIKELY(n >= 2 * kVecLanes))
+    __builtin_memcpy(x, p, sizeof x);
   else
     for (std::int64_t i = 0; i < n; ++i) x[i] = p[i];
   return read<I>(x);
@@ -56,19 +58,18 @@ TF_INLINE void interleave_rows(const std::uint16_t* const (&row)[2], std::int64_
     const Words x = row[e] ? load_row_words<T>(row[e], n) : zero_words();
     __builtin_memcpy(pair[e], &x, sizeof x);
   }
-  TF_UNROLL for (int h = 0; h < 2; ++h)
-    TF_UNROLL for (int l = 0; l < kVecLanes; ++l) {
-      const int d = h * kVecLanes + l;
-      out[h][l] = static_cast<std::int32_t>(pair[0][d] | std::uint32_t{pair[1][d]} << 16);
-    }
+  TF_UNROLL for (int h = 0; h < 2; ++h) TF_UNROLL for (int l = 0; l < kVecLanes; ++l) {
+    const int d = h * kVecLanes + l;
+    out[h][l] = static_cast<std::int32_t>(pair[0][d] | std::uint32_t{pair[1][d]} << 16);
+  }
 }
 // One step of V: kStepColumns columns of two keys.
 inline constexpr int kStepColumns = kVecLanes;
 template <class T>
 TF_INLINE Words load_step(const std::uint16_t* v, std::int64_t stride) {
   I x;
-  TF_UNROLL for (int d = 0; d < kVecLanes; ++d)
-    x[d] = static_cast<std::int32_t>(v[d] | std::uint32_t{v[stride + d]} << 16);
+  TF_UNROLL for (int d = 0; d < kVecLanes; ++d) x[d] =
+      static_cast<std::int32_t>(v[d] | std::uint32_t{v[stride + d]} << 16);
   return x;
 }
 // The same where only n columns and `keys` keys exist, possibly none: zeros beyond.
@@ -101,6 +102,8 @@ TF_INLINE void rescale_probabilities(Word* p, F factor) {
 TF_INLINE void drop_probabilities(Word* p, const M (&drop)[2]) {
   store_words(p, load_words(p) & ~((drop[0] & 0xffff) | (drop[1] & static_cast<std::int32_t>(0xffff0000u))));
 }
-TF_INLINE float probability(const Word* p, int i) { return f32_from_bf16(static_cast<std::uint16_t>(*p >> (16 * i))); }
+TF_INLINE float probability(const Word* p, int i) {
+  return f32_from_bf16(static_cast<std::uint16_t>(*p >> (16 * i)));
+}
 
 }  // namespace tileformer::TILEFORMER_UNIT

@@ -1,4 +1,5 @@
-// Matrix products by fp32 fused multiply-add: a word is one fp32 element. 16-bit inputs become fp32 when packed.
+// Matrix products by fp32 fused multiply-add: a word is one fp32 element. 16-bit inputs become fp32 when
+// packed.
 #pragma once
 
 namespace tileformer::TILEFORMER_UNIT {
@@ -26,12 +27,16 @@ TF_INLINE void transpose_words(Words (&r)[kVecLanes]) { transpose(r); }
 inline constexpr int kStepColumns = kVecLanes == 16 ? 8 : kVecLanes;
 template <class T>
 TF_INLINE Words load_step(const typename T::Element* v, std::int64_t) {
-  if constexpr (kStepColumns == kVecLanes) return load_elements(v, T{});
-  else return load_half_elements(v, T{});
+  if constexpr (kStepColumns == kVecLanes)
+    return load_elements(v, T{});
+  else
+    return load_half_elements(v, T{});
 }
 TF_INLINE void store_step(Word* p, Words x) {
-  if constexpr (kStepColumns == kVecLanes) store_unaligned(p, x);
-  else store_low_half(p, x);
+  if constexpr (kStepColumns == kVecLanes)
+    store_unaligned(p, x);
+  else
+    store_low_half(p, x);
 }
 // The same where only n columns and `keys` keys exist, possibly none: zeros beyond.
 template <class T>

@@ -5,7 +5,7 @@ inline function above all) may be the copy that the linker keeps for the whole p
 without those instructions dies in innocent code. And an object that is not a kernel must run on the
 baseline of the architecture.
 
-    symbols.py OBJECT...     objects named <kernel>.<unit>.cpp.o under kernels/ are kernels, all others baseline
+    symbols.py OBJECT...   objects named <kernel>.<unit>.cpp.o under kernels/ are kernels, all others baseline
 
 Exit status 1 and one line per finding; the number of objects otherwise.
 """

@@ -68,7 +68,8 @@ class SamePrecisionHead {
   }
 
   std::vector<float> scores(std::int64_t i, const std::vector<float>& q) const {
-    const float scale = static_cast<float>(args_.scale.value_or(1 / std::sqrt(static_cast<double>(q.size()))));
+    const float scale =
+        static_cast<float>(args_.scale.value_or(1 / std::sqrt(static_cast<double>(q.size()))));
     const float softcap = static_cast<float>(args_.softcap);
     const TensorView& slopes = args_.alibi_slopes;
     const double slope = !slopes ? 0 : slopes.rank == 1 ? get(slopes, {h_}) : get(slopes, {n_, h_});

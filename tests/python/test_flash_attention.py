@@ -124,7 +124,9 @@ def test_rows_that_see_nothing(dtype):
     check(q, k, v, attn_mask=mask, sinks=torch.tensor([0.5, -0.5]))
 
 
-@pytest.mark.parametrize("shape", [(0, 2, 2, 4, 4, 8), (1, 2, 2, 0, 4, 8), (1, 2, 2, 4, 0, 8), (2, 0, 2, 5, 5, 8)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(0, 2, 2, 4, 4, 8), (1, 2, 2, 0, 4, 8), (1, 2, 2, 4, 0, 8), (2, 0, 2, 5, 5, 8)], ids=str
+)
 def test_sizes_of_zero(shape):
     check(*tensors(*shape))
 

@@ -44,7 +44,8 @@ Status choose(const AttentionArgs& args, const Problem& problem, Choice* choice)
     const Isa isa = choice->isa;
     choice->unit = forced_unit() ? find_unit("portable_fma") : find_unit(isa, DType::f32);
   }
-  if (!choice->unit) return Status::unsupported(std::string("no attention kernel for ISA ") + name_of(choice->isa));
+  if (!choice->unit)
+    return Status::unsupported(std::string("no attention kernel for ISA ") + name_of(choice->isa));
   (void)args;
   return Status::ok();
 }
@@ -107,7 +108,8 @@ Status plan_attention(const AttentionArgs& args, int threads, AttentionPlan* pla
   return Status::ok();
 }
 
-Status attention_forward(const AttentionArgs& args, const AttentionPlan& plan, Workspace workspace, Executor& executor) {
+Status attention_forward(const AttentionArgs& args, const AttentionPlan& plan, Workspace workspace,
+                         Executor& executor) {
   Problem problem;
   if (Status s = check(args, &problem); !s) return s;
   Choice choice;
@@ -122,13 +124,15 @@ Status attention_forward(const AttentionArgs& args, const AttentionPlan& plan, W
   std::vector<KernelSequence> sequences;
   for (std::int64_t n = 0; n < problem.sequences; ++n) {
     const Sequence s = sequence(args, problem, n);
-    sequences.push_back({s.batch, s.first_query, s.queries, s.first_key, s.keys, s.range_begin, s.range_end, s.diagonal});
+    sequences.push_back(
+        {s.batch, s.first_query, s.queries, s.first_key, s.keys, s.range_begin, s.range_end, s.diagonal});
   }
   const std::vector<Task> tasks = work_list(args, problem, plan.query_lanes, k.max_groups);
   std::vector<float> sinks;
   if (args.sinks) {
     for (std::int64_t h = 0; h < problem.heads; ++h)
-      sinks.push_back(static_cast<float>(load_element(args.sinks.data, args.sinks.dtype, h * args.sinks.stride[0])));
+      sinks.push_back(
+          static_cast<float>(load_element(args.sinks.data, args.sinks.dtype, h * args.sinks.stride[0])));
     k.sinks = sinks.data();
   }
   std::int64_t next_item = 0;
@@ -149,8 +153,10 @@ Status attention_forward(const AttentionArgs& args, const AttentionPlan& plan, W
     const Job& j = *static_cast<const Job*>(context);
     j.unit->run(*j.args, worker);
   };
-  if (workers <= 1) body(&job, 0);
-  else executor.run(workers, body, &job);
+  if (workers <= 1)
+    body(&job, 0);
+  else
+    executor.run(workers, body, &job);
   return Status::ok();
 }
 
@@ -160,7 +166,8 @@ Status attention_forward(const AttentionArgs& args, Executor& executor) {
   static thread_local ScratchBuffer scratch;
   const Workspace workspace = scratch.reserve(plan.workspace_bytes);
   if (!workspace.data && plan.workspace_bytes)
-    return Status::out_of_memory("workspace: " + std::to_string(plan.workspace_bytes) + " bytes could not be allocated");
+    return Status::out_of_memory("workspace: " + std::to_string(plan.workspace_bytes) +
+                                 " bytes could not be allocated");
   return attention_forward(args, plan, workspace, executor);
 }
 

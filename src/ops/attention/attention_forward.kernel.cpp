@@ -6,8 +6,8 @@
 //       O^T += V^T P^T
 //   out = O / l,  lse = log(l) + m
 //
-// Blocks of keys start at multiples of key_block and a lane's arithmetic depends on nothing but its own row, hence the
-// same bits whatever else is computed beside it.
+// Blocks of keys start at multiples of key_block and a lane's arithmetic depends on nothing but its own row,
+// hence the same bits whatever else is computed beside it.
 
 #include "tile/unit.h"
 //
@@ -48,14 +48,17 @@ struct Scratch {
     value = reinterpret_cast<Word*>(take(sizeof(Word) * value_words(a.dim_v, block)));
     p = reinterpret_cast<Word*>(take(sizeof(Word) * block / kElementsPerWord * kLanes));
     scores = reinterpret_cast<float*>(take(kScoresInPlace ? 0 : sizeof(float) * 2 * kKeyRows * kLanes));
-    mask.bias = reinterpret_cast<float*>(take(a.mask.data ? sizeof(float) * (block + kVecLanes) * kLanes : 0));
+    mask.bias =
+        reinterpret_cast<float*>(take(a.mask.data ? sizeof(float) * (block + kVecLanes) * kLanes : 0));
     mask.allowed = reinterpret_cast<std::uint8_t*>(take(a.mask.data ? (block + 8) * kLanes : 0));
     bytes = (at + 4095) / 4096 * 4096;
   }
 
   TF_MEMBER float* score_tile_at(int row) const {
-    if constexpr (kScoresInPlace) return reinterpret_cast<float*>(p) + row * kLanes;
-    else return scores + (row / kKeyRows & 1) * kKeyRows * kLanes;
+    if constexpr (kScoresInPlace)
+      return reinterpret_cast<float*>(p) + row * kLanes;
+    else
+      return scores + (row / kKeyRows & 1) * kKeyRows * kLanes;
   }
   TF_MEMBER Word* p_at(int row) const { return p + row / kElementsPerWord * kLanes; }
 };
@@ -73,20 +76,23 @@ TF_INLINE ScoreOptions score_options(const KernelArgs& a) {
 }
 
 // What Q is multiplied by when it is packed (fp32 words only).
-TF_INLINE float query_factor(const KernelArgs& a) { return a.softcap > 0 ? a.scale / a.softcap : a.scale * kLog2E; }
+TF_INLINE float query_factor(const KernelArgs& a) {
+  return a.softcap > 0 ? a.scale / a.softcap : a.scale * kLog2E;
+}
 
 // lse wants the sum of probabilities before they were rounded to 16 bits.
 TF_INLINE bool keeps_exact_sum(const KernelArgs& a) { return kElementsPerWord != 1 && a.lse.data; }
 
 // P of rows [begin, end) of the key block for one group; multiples of kKeyRows.
 template <bool kExactSum>
-TF_NOINLINE void probabilities(const KernelArgs& a, const Scratch& scratch, const ScoreOptions& options, LaneGroup& g,
-                               const Word* q, float* o, int first_key, int begin, int end) {
+TF_NOINLINE void probabilities(const KernelArgs& a, const Scratch& scratch, const ScoreOptions& options,
+                               LaneGroup& g, const Word* q, float* o, int first_key, int begin, int end) {
   const int steps = steps_of(a.dim);
   const std::int64_t stride = key_stride(a.dim);
   const float score_scale = options.modified ? 1 : options.to_log2;
   const F score_scales = set(score_scale);
-  Exponentiate<kExactSum> previous{scratch.score_tile_at(begin), scratch.p_at(begin), &g, score_scales, {}, {}};
+  Exponentiate<kExactSum> previous{
+      scratch.score_tile_at(begin), scratch.p_at(begin), &g, score_scales, {}, {}};
   for (int row = begin; row < end; row += kKeyRows) {
     float* s = scratch.score_tile_at(row);
     const Word* k = scratch.key + row * stride;
@@ -96,7 +102,8 @@ TF_NOINLINE void probabilities(const KernelArgs& a, const Scratch& scratch, cons
     if (TF_UNLIKELY(options.modified || key < g.begin_max || key + kKeyRows > g.end_min))
       largest = adjust_tile(options, g, scratch.mask, s, key, row);
     if (TF_UNLIKELY(exceeds(largest, g)))
-      raise_max(largest, score_scale, g, scratch.p_at(begin), (row - begin) / kElementsPerWord, o, output_rows(a.dim_v));
+      raise_max(largest, score_scale, g, scratch.p_at(begin), (row - begin) / kElementsPerWord, o,
+                output_rows(a.dim_v));
     previous.scores = s;
     previous.p = scratch.p_at(row);
   }
@@ -107,10 +114,12 @@ TF_NOINLINE void probabilities(const KernelArgs& a, const Scratch& scratch, cons
 
 // Output rows and lse of a group.
 template <class T>
-TF_NOINLINE void finish(const KernelArgs& a, const KernelSequence& s, std::int64_t kv_head, LaneGroup& g, const float* o) {
+TF_NOINLINE void finish(const KernelArgs& a, const KernelSequence& s, std::int64_t kv_head, LaneGroup& g,
+                        const float* o) {
   using E = typename T::Element;
   alignas(64) float factor[kLanes], lse[kLanes], sink[kLanes];
-  for (int l = 0; l < kLanes; ++l) sink[l] = a.sinks ? a.sinks[kv_head * a.group + g.head[l]] * kLog2E : -kInfinity;
+  for (int l = 0; l < kLanes; ++l)
+    sink[l] = a.sinks ? a.sinks[kv_head * a.group + g.head[l]] * kLog2E : -kInfinity;
   for (int lane = 0; lane < kLanes; lane += kVecLanes) {
     const F sum = load(g.sum + lane), m = sub(zero(), load(g.neg_max + lane)), sinks = load(sink + lane);
     const M nothing = equal(sum, zero());
@@ -139,8 +148,8 @@ TF_NOINLINE void finish(const KernelArgs& a, const KernelSequence& s, std::int64
 }
 
 template <class T>
-TF_NOINLINE void run_task(const KernelArgs& a, const ScoreOptions& options, Scratch& scratch, const Task& task,
-                          std::int64_t kv_head) {
+TF_NOINLINE void run_task(const KernelArgs& a, const ScoreOptions& options, Scratch& scratch,
+                          const Task& task, std::int64_t kv_head) {
   using E = typename T::Element;
   const KernelSequence& s = a.sequences[task.sequence];
   std::int64_t first_key = s.keys, end_key = 0;
@@ -160,17 +169,25 @@ TF_NOINLINE void run_task(const KernelArgs& a, const ScoreOptions& options, Scra
     pack_lanes<T>(row, a.dim, query_factor(a), scratch.query + i * scratch.query_words_per_group);
   }
 
-  const E* keys = static_cast<const E*>(a.key.data) + s.batch * a.key.batch + kv_head * a.key.head + s.first_key * a.key.row;
-  const E* values =
-      static_cast<const E*>(a.value.data) + s.batch * a.value.batch + kv_head * a.value.head + s.first_key * a.value.row;
+  const E* keys = static_cast<const E*>(a.key.data) + s.batch * a.key.batch + kv_head * a.key.head +
+                  s.first_key * a.key.row;
+  const E* values = static_cast<const E*>(a.value.data) + s.batch * a.value.batch + kv_head * a.value.head +
+                    s.first_key * a.value.row;
   scratch.mask.first_key = -1;
-  for (std::int64_t k0 = first_key / a.key_block * a.key_block; k0 < end_key; k0 += a.key_block) {
+  // ALiBi scores rise towards the diagonal: from there backwards the maximum stands at once, forwards it
+  // would have to be raised all the way.
+  const bool backwards = a.slopes.data != nullptr;
+  const std::int64_t first_block = first_key / a.key_block,
+                     blocks = ceil_div(end_key, a.key_block) - first_block;
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    const std::int64_t k0 = (first_block + (backwards ? blocks - 1 - b : b)) * a.key_block;
     const int n = static_cast<int>(min_of<std::int64_t>(a.key_block, end_key - k0));
     const int padded = static_cast<int>(round_up(n, kKeyRows));
     const int first = static_cast<int>(k0);
     pack_keys<T>(keys + k0 * a.key.row, a.key.row, n, padded, a.dim, scratch.key);
     F nonfinite;
-    pack_values<T>(values + k0 * a.value.row, a.value.row, n, padded, a.dim_v, a.key_block, scratch.value, &nonfinite);
+    pack_values<T>(values + k0 * a.value.row, a.value.row, n, padded, a.dim_v, a.key_block, scratch.value,
+                   &nonfinite);
     const bool finite = all(equal(nonfinite, nonfinite));
     if (TF_UNLIKELY(!finite)) clear_nonfinite(scratch.value, value_words(a.dim_v, a.key_block));
     for (std::int64_t i = 0; i < task.groups; ++i) {
@@ -184,13 +201,17 @@ TF_NOINLINE void run_task(const KernelArgs& a, const ScoreOptions& options, Scra
       }
       float* o = scratch.o + i * scratch.o_floats_per_group;
       const Word* q = scratch.query + i * scratch.query_words_per_group;
-      if (keeps_exact_sum(a)) probabilities<kElementsPerWord != 1>(a, scratch, options, g, q, o, first, begin, end);
-      else probabilities<false>(a, scratch, options, g, q, o, first, begin, end);
-      if (TF_UNLIKELY(a.dropout_threshold)) drop_block(a, task.sequence, kv_head, g, first, begin, end, scratch.p);
+      if (keeps_exact_sum(a))
+        probabilities<kElementsPerWord != 1>(a, scratch, options, g, q, o, first, begin, end);
+      else
+        probabilities<false>(a, scratch, options, g, q, o, first, begin, end);
+      if (TF_UNLIKELY(a.dropout_threshold))
+        drop_block(a, task.sequence, kv_head, g, first, begin, end, scratch.p);
       outputs(scratch.value, a.dim_v, a.key_block, scratch.p, begin, end, o, !g.started);
       g.started = true;
       if (TF_UNLIKELY(!finite))
-        add_nonfinite_values<T>(a, g, scratch.mask, values + k0 * a.value.row, first, begin, min_of(end, n), scratch.p, o);
+        add_nonfinite_values<T>(a, g, scratch.mask, values + k0 * a.value.row, first, begin, min_of(end, n),
+                                scratch.p, o);
     }
   }
   for (std::int64_t i = 0; i < task.groups; ++i)
@@ -209,9 +230,12 @@ void run(const KernelArgs& a, int worker) {
     const Task& task = a.tasks[item / a.kv_heads];
     const std::int64_t kv_head = item % a.kv_heads;
     if constexpr (kElementsPerWord == 1) {
-      if (a.query.dtype == DType::f32) run_task<F32>(a, options, scratch, task, kv_head);
-      else if (a.query.dtype == DType::f16) run_task<F16>(a, options, scratch, task, kv_head);
-      else run_task<BF16>(a, options, scratch, task, kv_head);
+      if (a.query.dtype == DType::f32)
+        run_task<F32>(a, options, scratch, task, kv_head);
+      else if (a.query.dtype == DType::f16)
+        run_task<F16>(a, options, scratch, task, kv_head);
+      else
+        run_task<BF16>(a, options, scratch, task, kv_head);
     } else {
       run_task<BF16>(a, options, scratch, task, kv_head);
     }
@@ -222,7 +246,8 @@ void run(const KernelArgs& a, int worker) {
 }  // namespace
 
 extern const attention::Unit attention_unit;
-const attention::Unit attention_unit = {TF_STRINGIZE(TILEFORMER_UNIT), kUnitName, kLanes, kKeyRows, kKeyBlock,
-                                        kElementsPerWord > 1, scratch_bytes, run};
+const attention::Unit attention_unit = {
+    TF_STRINGIZE(TILEFORMER_UNIT), kUnitName,     kLanes, kKeyRows, kKeyBlock,
+    kElementsPerWord > 1,          scratch_bytes, run};
 
 }  // namespace tileformer::TILEFORMER_UNIT

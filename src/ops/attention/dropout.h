@@ -9,7 +9,8 @@ namespace tileformer::TILEFORMER_UNIT {
 TF_NOINLINE void philox_lanes(std::uint32_t (&c)[4][kLanes], std::uint32_t k0, std::uint32_t k1) {
   for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u)
     for (int l = 0; l < kLanes; ++l) {
-      const std::uint64_t p0 = std::uint64_t{0xD2511F53u} * c[0][l], p1 = std::uint64_t{0xCD9E8D57u} * c[2][l];
+      const std::uint64_t p0 = std::uint64_t{0xD2511F53u} * c[0][l],
+                          p1 = std::uint64_t{0xCD9E8D57u} * c[2][l];
       const std::uint32_t n0 = static_cast<std::uint32_t>(p1 >> 32) ^ c[1][l] ^ k0;
       const std::uint32_t n2 = static_cast<std::uint32_t>(p0 >> 32) ^ c[3][l] ^ k1;
       c[1][l] = static_cast<std::uint32_t>(p1);
@@ -20,8 +21,8 @@ TF_NOINLINE void philox_lanes(std::uint32_t (&c)[4][kLanes], std::uint32_t k0, s
 }
 
 // Keys [begin, end) of a block whose first key is the sequence's first_key; begin, end multiples of kKeyRows.
-TF_NOINLINE void drop_block(const KernelArgs& a, std::int64_t sequence, std::int64_t kv_head, const LaneGroup& g,
-                            int first_key, int begin, int end, Word* p) {
+TF_NOINLINE void drop_block(const KernelArgs& a, std::int64_t sequence, std::int64_t kv_head,
+                            const LaneGroup& g, int first_key, int begin, int end, Word* p) {
   alignas(64) std::uint8_t drop[4][kLanes];
   std::int64_t words_of = -1;
   for (int i = begin; i < end; i += kElementsPerWord) {

@@ -30,27 +30,27 @@ struct KernelSequence {
 
 struct KernelArgs {
   Operand query, key, value, out;
-  Operand lse;                 // data null: not wanted; column unused
-  Operand mask;                // data null: none
-  Operand slopes;              // ALiBi, f32 [batch, head]
-  const float* sinks;          // [heads], null: none
+  Operand lse;         // data null: not wanted; column unused
+  Operand mask;        // data null: none
+  Operand slopes;      // ALiBi, f32 [batch, head]
+  const float* sinks;  // [heads], null: none
   const KernelSequence* sequences;
-  const Task* tasks;           // by falling cost
-  std::int64_t tasks_count;    // without kv_heads: task t of kv head h is item t * kv_heads + h
-  std::int64_t* next_item;     // shared counter, zero at the start
+  const Task* tasks;         // by falling cost
+  std::int64_t tasks_count;  // without kv_heads: task t of kv head h is item t * kv_heads + h
+  std::int64_t* next_item;   // shared counter, zero at the start
 
   std::int64_t kv_heads, group, dim, dim_v;
-  int key_block;               // keys per block, a multiple of the unit's key rows
-  int max_groups;              // lane groups of the largest task
+  int key_block;   // keys per block, a multiple of the unit's key rows
+  int max_groups;  // lane groups of the largest task
   bool causal;
   std::int64_t window_left, window_right;  // -1: unlimited
-  float scale;                 // softmax scale, natural
-  float softcap;               // 0: none
-  float dropout_scale;         // 1 / (1 - p)
-  std::uint32_t dropout_threshold;  // 0: no dropout
+  float scale;                             // softmax scale, natural
+  float softcap;                           // 0: none
+  float dropout_scale;                     // 1 / (1 - p)
+  std::uint32_t dropout_threshold;         // 0: no dropout
   std::uint32_t dropout_key[2], dropout_counter;
 
-  char* scratch;               // 64-byte aligned, scratch_bytes for each worker
+  char* scratch;  // 64-byte aligned, scratch_bytes for each worker
   std::size_t scratch_bytes;
 };
 

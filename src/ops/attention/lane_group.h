@@ -10,11 +10,12 @@ using attention::KernelSequence;
 using attention::Operand;
 using attention::Task;
 
-// A probability is 2^(score - m), scores in log2 units. m is whole, so that a change of m scales by an exact power of
-// two. It starts at the first tile's largest score and moves only when a score exceeds it by kThreshold; it is then set
-// kHeadroom above that score, so that scores which keep growing along the keys cost a rescale every 48 powers of two.
-// (Headroom from the start would cost the exponent's last bits in every row.) fp32 sums of 2^32 times 2^17 keys times
-// |v| < 2^78 do not overflow, and what is 2^-110 of the largest weight becomes zero.
+// A probability is 2^(score - m), scores in log2 units. m is whole, so that a change of m scales by an exact
+// power of two. It starts at the first tile's largest score and moves only when a score exceeds it by
+// kThreshold; it is then set kHeadroom above that score, so that scores which keep growing along the keys
+// cost a rescale every 48 powers of two. (Headroom from the start would cost the exponent's last bits in
+// every row.) fp32 sums of 2^32 times 2^17 keys times |v| < 2^78 do not overflow, and what is 2^-110 of the
+// largest weight becomes zero.
 inline constexpr float kThreshold = 32;
 inline constexpr float kHeadroom = 16;
 
@@ -23,12 +24,13 @@ struct alignas(64) LaneGroup {
   float threshold[kLanes];  // m + kThreshold in units of raw scores; -inf: no score yet
   float sum[kLanes];        // of probabilities as they are multiplied
   float exact_sum[kLanes];  // before they were rounded to 16 bits, if kept
-  // Keys [begin, end) that the lane's query may see, by everything but the mask. No query: none is excluded, so that
-  // empty lanes do not make tiles special; what they compute is never written.
+  // Keys [begin, end) that the lane's query may see, by everything but the mask. No query: none is excluded,
+  // so that empty lanes do not make tiles special; what they compute is never written.
   std::int32_t begin[kLanes], end[kLanes];
-  float position[kLanes];   // of the query on the keys' axis, for ALiBi
-  float slope[kLanes];      // ALiBi times log2(e)
-  std::int32_t head[kLanes], query[kLanes];  // within the kv head's group, within the sequence; query -1: empty lane
+  float position[kLanes];  // of the query on the keys' axis, for ALiBi
+  float slope[kLanes];     // ALiBi times log2(e)
+  std::int32_t head[kLanes],
+      query[kLanes];  // within the kv head's group, within the sequence; query -1: empty lane
   // Over the lanes that hold a query.
   std::int32_t begin_min, begin_max, end_min, end_max;
   bool started;  // O holds something
@@ -46,12 +48,15 @@ TF_INLINE std::int64_t end_visible(const KernelArgs& a, const KernelSequence& s,
   return end;
 }
 
-// Short sequences of queries share tiles between the heads of a group: lane l is head l / queries. Otherwise a tile
-// holds neighbours of one head, and the heads of a group follow each other, so that a mask block serves all of them.
-TF_INLINE bool folds_heads(const KernelArgs& a, const KernelSequence& s) { return a.group > 1 && s.queries < kLanes; }
+// Short sequences of queries share tiles between the heads of a group: lane l is head l / queries. Otherwise
+// a tile holds neighbours of one head, and the heads of a group follow each other, so that a mask block
+// serves all of them.
+TF_INLINE bool folds_heads(const KernelArgs& a, const KernelSequence& s) {
+  return a.group > 1 && s.queries < kLanes;
+}
 
-TF_NOINLINE void init_group(const KernelArgs& a, const KernelSequence& s, std::int64_t kv_head, std::int64_t index,
-                            LaneGroup& g) {
+TF_NOINLINE void init_group(const KernelArgs& a, const KernelSequence& s, std::int64_t kv_head,
+                            std::int64_t index, LaneGroup& g) {
   const bool folded = folds_heads(a, s);
   g.begin_min = g.end_min = 0x7fffffff;
   g.begin_max = g.end_max = 0;
@@ -91,8 +96,9 @@ TF_NOINLINE void init_group(const KernelArgs& a, const KernelSequence& s, std::i
     g.slope[l] = 0;
     if (a.slopes.data) {
       const std::int64_t sequence = &s - a.sequences;
-      g.slope[l] = kLog2E * static_cast<const float*>(
-                                a.slopes.data)[sequence * a.slopes.batch + (kv_head * a.group + head) * a.slopes.head];
+      g.slope[l] =
+          kLog2E * static_cast<const float*>(
+                       a.slopes.data)[sequence * a.slopes.batch + (kv_head * a.group + head) * a.slopes.head];
     }
   }
 }

@@ -1,5 +1,6 @@
-// The part of attn_mask that one lane group and key block need, transposed to [key][lane] on the chip. A mask is read
-// where it lies, once, whatever its strides; nothing of size seq_q * seq_k is made. Included by kernels only.
+// The part of attn_mask that one lane group and key block need, transposed to [key][lane] on the chip. A mask
+// is read where it lies, once, whatever its strides; nothing of size seq_q * seq_k is made. Included by
+// kernels only.
 #pragma once
 
 #include "base/scalar.h"
@@ -8,8 +9,8 @@
 namespace tileformer::TILEFORMER_UNIT {
 
 struct MaskBlock {
-  float* bias;           // [key_block][kLanes], times log2(e); float masks
-  std::uint8_t* allowed;  // [key_block][kLanes]; bool masks
+  float* bias;              // [key_block][kLanes], times log2(e); float masks
+  std::uint8_t* allowed;    // [key_block][kLanes]; bool masks
   const void* row[kLanes];  // mask rows that stand in the block now
   std::int64_t first_key;
   int keys;
@@ -73,8 +74,8 @@ TF_INLINE float element_as_float(const double* p, F64) { return static_cast<floa
 TF_INLINE float element_as_float(const std::uint16_t* p, F16) { return f32_from_f16(*p); }
 TF_INLINE float element_as_float(const std::uint16_t* p, BF16) { return f32_from_bf16(*p); }
 
-// In log2 units. What is finite stays finite (the lowest float stands for "masked" in many models: a row of nothing else
-// is the mean of V), so that only -inf excludes.
+// In log2 units. What is finite stays finite (the lowest float stands for "masked" in many models: a row of
+// nothing else is the mean of V), so that only -inf excludes.
 TF_INLINE F mask_to_log2(F x) {
   const F excluded = set(-kInfinity);
   return select(equal(x, excluded), excluded, max(set(-3e38f), mul(x, set(kLog2E))));
@@ -112,10 +113,10 @@ TF_NOINLINE bool load_float_mask(const MaskBlock& m, std::int64_t column, bool s
   return !all(none);
 }
 
-// Loads the block of keys [first_key, first_key + keys) unless it stands there already (the heads of a group often
-// share their mask rows).
-TF_NOINLINE void load_mask_block(const KernelArgs& a, const KernelSequence& s, std::int64_t kv_head, const LaneGroup& g,
-                                 std::int64_t first_key, int keys, MaskBlock& m) {
+// Loads the block of keys [first_key, first_key + keys) unless it stands there already (the heads of a group
+// often share their mask rows).
+TF_NOINLINE void load_mask_block(const KernelArgs& a, const KernelSequence& s, std::int64_t kv_head,
+                                 const LaneGroup& g, std::int64_t first_key, int keys, MaskBlock& m) {
   const std::int64_t sequence = &s - a.sequences;
   const std::int64_t size = static_cast<std::int64_t>(a.mask.element_size);
   const char* base = static_cast<const char*>(a.mask.data) + sequence * a.mask.batch * size;
@@ -124,7 +125,9 @@ TF_NOINLINE void load_mask_block(const KernelArgs& a, const KernelSequence& s, s
   for (int l = 0; l < kLanes; ++l) {
     const void* row = some;
     if (g.query[l] >= 0)
-      row = base + ((kv_head * a.group + g.head[l]) * a.mask.head + g.query[l] * a.mask.row + first_key * a.mask.column) * size;
+      row = base + ((kv_head * a.group + g.head[l]) * a.mask.head + g.query[l] * a.mask.row +
+                    first_key * a.mask.column) *
+                       size;
     if (!some) some = row;
     same_block = same_block && m.row[l] == row;
     same_rows = same_rows && row == some;

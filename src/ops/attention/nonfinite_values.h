@@ -1,13 +1,15 @@
-// NaN and infinities in V. In O^T += V^T P^T a key that a query does not see has probability zero, and zero times NaN
-// would still reach that query. So a block whose V is not finite is multiplied with zeros in those places, and what they
-// contribute is added here, query by query, where the key is seen. Rare, hence plain. Included by kernels only.
+// NaN and infinities in V. In O^T += V^T P^T a key that a query does not see has probability zero, and zero
+// times NaN would still reach that query. So a block whose V is not finite is multiplied with zeros in those
+// places, and what they contribute is added here, query by query, where the key is seen. Rare, hence plain.
+// Included by kernels only.
 #pragma once
 
 #include "ops/attention/mask_block.h"
 
 namespace tileformer::TILEFORMER_UNIT {
 
-TF_INLINE bool sees(const LaneGroup& g, const MaskBlock& mask, const KernelArgs& a, int lane, int key, int row) {
+TF_INLINE bool sees(const LaneGroup& g, const MaskBlock& mask, const KernelArgs& a, int lane, int key,
+                    int row) {
   if (key < g.begin[lane] || key >= g.end[lane]) return false;
   if (!a.mask.data) return true;
   const int at = row * kLanes + lane;
@@ -17,8 +19,8 @@ TF_INLINE bool sees(const LaneGroup& g, const MaskBlock& mask, const KernelArgs&
 // v: the block's first row; rows [begin, end) of the block; P and O of the group.
 template <class T>
 TF_COLD void add_nonfinite_values(const KernelArgs& a, const LaneGroup& g, const MaskBlock& mask,
-                                  const typename T::Element* v, int first_key, int begin, int end, const Word* p,
-                                  float* o) {
+                                  const typename T::Element* v, int first_key, int begin, int end,
+                                  const Word* p, float* o) {
   for (int i = begin; i < end; ++i)
     for (std::int64_t d = 0; d < a.dim_v; ++d) {
       const float x = element_as_float(v + i * a.value.row + d, T{});

@@ -33,23 +33,25 @@ Extent extent_of(const AttentionArgs& args, const Problem& problem, int lanes) {
     e.longest_queries = std::max(e.longest_queries, s.queries);
     e.longest_keys = std::max(e.longest_keys, s.keys);
     e.groups += groups_of(s.queries, problem.group, lanes);
-    e.scores += 0.5 * double(visible(args, s, 0) + visible(args, s, s.queries - 1)) * double(s.queries * problem.group);
+    e.scores += 0.5 * double(visible(args, s, 0) + visible(args, s, s.queries - 1)) *
+                double(s.queries * problem.group);
   }
   return e;
 }
 
 // A worker pays some 5 us to be woken; below this many scores * dims per worker it is not worth it.
 constexpr double kWorkPerThread = 2e6;
-// Lane groups that share a packed key block: packing costs about a third of one group's products at D=128 (avx2, fp32),
-// which 16 groups make 2 %, even where Q and O then leave L2 (D=256: 16 groups 83 %, 8 groups 80 % of the peak).
+// Lane groups that share a packed key block: packing costs about a third of one group's products at D=128
+// (avx2, fp32), which 16 groups make 2 %, even where Q and O then leave L2 (D=256: 16 groups 83 %, 8 groups
+// 80 % of the peak).
 constexpr std::int64_t kMinGroupsPerTask = 16;
 // Work items per worker, so that the last ones to finish do not leave the others waiting long.
 constexpr std::int64_t kItemsPerThread = 6;
 
 }  // namespace
 
-AttentionPlan plan(const AttentionArgs& args, const Problem& problem, const Unit* unit, Isa isa, const CpuTopology& cpu,
-                   int threads) {
+AttentionPlan plan(const AttentionArgs& args, const Problem& problem, const Unit* unit, Isa isa,
+                   const CpuTopology& cpu, int threads) {
   AttentionPlan p;
   p.isa = isa;
   if (!unit) {
@@ -62,16 +64,18 @@ AttentionPlan plan(const AttentionArgs& args, const Problem& problem, const Unit
   const Extent extent = extent_of(args, problem, unit->lanes);
   p.fold_heads = problem.group > 1 && extent.longest_queries < unit->lanes;
   // A block never exceeds the keys there are: scratch and packing follow.
-  p.key_block = static_cast<int>(
-      std::min<std::int64_t>(unit->key_block, std::max<std::int64_t>(ceil_div(extent.longest_keys, unit->key_rows), 1) * unit->key_rows));
+  p.key_block = static_cast<int>(std::min<std::int64_t>(
+      unit->key_block,
+      std::max<std::int64_t>(ceil_div(extent.longest_keys, unit->key_rows), 1) * unit->key_rows));
 
   const double work = extent.scores * double(problem.kv_heads) * double(problem.dim + problem.dim_v);
   const int useful = static_cast<int>(std::min(work / kWorkPerThread + 1, 1e6));
   p.threads = std::max(1, std::min(threads, useful));
 
-  // Q and O of a task stay in L2 beside a key block. Alone, a thread gains nothing from smaller tasks; several threads
-  // want enough of them to share out.
-  const std::int64_t group_bytes = unit->lanes * (problem.dim * (unit->bf16_only ? 2 : 4) + problem.dim_v * 4);
+  // Q and O of a task stay in L2 beside a key block. Alone, a thread gains nothing from smaller tasks;
+  // several threads want enough of them to share out.
+  const std::int64_t group_bytes =
+      unit->lanes * (problem.dim * (unit->bf16_only ? 2 : 4) + problem.dim_v * 4);
   std::int64_t groups = std::max<std::int64_t>(kMinGroupsPerTask, std::int64_t(cpu.l2 / 2) / group_bytes);
   if (p.threads > 1) {
     const std::int64_t shared = ceil_div(extent.groups * problem.kv_heads, kItemsPerThread * p.threads);
@@ -79,7 +83,8 @@ AttentionPlan plan(const AttentionArgs& args, const Problem& problem, const Unit
   }
   // Whole multiples of the group keep the heads that share a mask row together.
   if (groups > problem.group) groups -= groups % problem.group;
-  groups = std::min(groups, std::max<std::int64_t>(groups_of(extent.longest_queries, problem.group, unit->lanes), 1));
+  groups = std::min(groups,
+                    std::max<std::int64_t>(groups_of(extent.longest_queries, problem.group, unit->lanes), 1));
   p.query_block = static_cast<int>(groups * unit->lanes);
 
   std::int64_t tasks = 0;
@@ -93,15 +98,18 @@ AttentionPlan plan(const AttentionArgs& args, const Problem& problem, const Unit
   return p;
 }
 
-std::vector<Task> work_list(const AttentionArgs& args, const Problem& problem, int lanes, std::int64_t groups_per_task) {
+std::vector<Task> work_list(const AttentionArgs& args, const Problem& problem, int lanes,
+                            std::int64_t groups_per_task) {
   std::vector<Task> tasks;
   for (std::int64_t n = 0; n < problem.sequences; ++n) {
     const Sequence s = sequence(args, problem, n);
     const std::int64_t groups = groups_of(s.queries, problem.group, lanes);
     for (std::int64_t g = 0; g < groups; g += groups_per_task) {
       const std::int64_t count = std::min(groups_per_task, groups - g);
-      const std::int64_t first = g / problem.group * lanes, last = (g + count - 1) / problem.group * lanes + lanes - 1;
-      tasks.push_back({n, g, count, 0.5 * double(visible(args, s, first) + visible(args, s, last)) * double(count)});
+      const std::int64_t first = g / problem.group * lanes,
+                         last = (g + count - 1) / problem.group * lanes + lanes - 1;
+      tasks.push_back(
+          {n, g, count, 0.5 * double(visible(args, s, first) + visible(args, s, last)) * double(count)});
     }
   }
   std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) { return a.cost > b.cost; });
@@ -116,9 +124,10 @@ std::string AttentionPlan::to_string() const {
   std::ostringstream s;
   s << "isa " << name_of(isa) << ", unit " << unit;
   if (query_lanes) {
-    s << ", " << query_lanes << " queries a tile" << (fold_heads ? " (heads of a group share it)" : "") << ", key block "
-      << key_block << ", query block " << query_block << ", " << tasks << " tasks on " << threads << " thread"
-      << (threads > 1 ? "s" : "") << ", workspace " << (workspace_bytes + 1023) / 1024 << " KiB";
+    s << ", " << query_lanes << " queries a tile" << (fold_heads ? " (heads of a group share it)" : "")
+      << ", key block " << key_block << ", query block " << query_block << ", " << tasks << " tasks on "
+      << threads << " thread" << (threads > 1 ? "s" : "") << ", workspace " << (workspace_bytes + 1023) / 1024
+      << " KiB";
   }
   if (!note.empty()) s << "; " << note;
   return s.str();

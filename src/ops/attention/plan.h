@@ -11,11 +11,12 @@
 namespace tileformer::attention {
 
 // Fills everything but what is data-independent of the ISA choice. unit null: the reference.
-AttentionPlan plan(const AttentionArgs& args, const Problem& problem, const Unit* unit, Isa isa, const CpuTopology& cpu,
-                   int threads);
+AttentionPlan plan(const AttentionArgs& args, const Problem& problem, const Unit* unit, Isa isa,
+                   const CpuTopology& cpu, int threads);
 
 // The work list of a plan, by falling cost; equal costs in order of sequence and position.
-std::vector<Task> work_list(const AttentionArgs& args, const Problem& problem, int lanes, std::int64_t groups_per_task);
+std::vector<Task> work_list(const AttentionArgs& args, const Problem& problem, int lanes,
+                            std::int64_t groups_per_task);
 
 // The kernel's view of args under a plan, without addresses of scratch.
 KernelArgs kernel_args(const AttentionArgs& args, const Problem& problem, const AttentionPlan& plan);

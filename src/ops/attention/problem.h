@@ -1,4 +1,5 @@
-// The checked attention problem: sizes and options with every default resolved. Plan, kernels and reference read this.
+// The checked attention problem: sizes and options with every default resolved. Plan, kernels and reference
+// read this.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +37,8 @@ Status check(const AttentionArgs& args, Problem* problem);
 
 Sequence sequence(const AttentionArgs& args, const Problem& problem, std::int64_t index);
 
-// First and last+1 key that query `i` of the sequence may see by length, range, causal and window (not by mask).
+// First and last+1 key that query `i` of the sequence may see by length, range, causal and window (not by
+// mask).
 struct KeyRange {
   std::int64_t begin, end;  // begin >= end: none
 };

@@ -1,13 +1,13 @@
-// Online softmax on score tiles [key][lane]: what a product's companion does for the tile before, and the rare rescale.
-// Included by kernels only.
+// Online softmax on score tiles [key][lane]: what a product's companion does for the tile before, and the
+// rare rescale. Included by kernels only.
 #pragma once
 
 #include "ops/attention/mask_block.h"
 
 namespace tileformer::TILEFORMER_UNIT {
 
-// Exponentiates a finished score tile into P, in slices that the next tile's product takes between its steps. O is
-// divided by the sum of P as it was rounded; kExactSum keeps the sum before rounding too, for lse.
+// Exponentiates a finished score tile into P, in slices that the next tile's product takes between its steps.
+// O is divided by the sum of P as it was rounded; kExactSum keeps the sum before rounding too, for lse.
 template <bool kExactSum>
 struct Exponentiate {
   static constexpr int kSlices = kKeyRows / kElementsPerWord * kVecs;
@@ -52,12 +52,13 @@ struct NoCompanion {
 
 TF_INLINE bool exceeds(const TileMax& tile, const LaneGroup& g) {
   M over = greater(tile.lane[0], load(g.threshold));
-  TF_UNROLL for (int j = 1; j < kVecs; ++j)
-    over = either(over, greater(tile.lane[j], load(g.threshold + j * kVecLanes)));
+  TF_UNROLL for (int j = 1; j < kVecs; ++j) over =
+      either(over, greater(tile.lane[j], load(g.threshold + j * kVecLanes)));
   return any(over);
 }
 
-// Raises m of every lane whose score in the tile calls for it; P [words][kLanes] of this block, l and O follow.
+// Raises m of every lane whose score in the tile calls for it; P [words][kLanes] of this block, l and O
+// follow.
 TF_COLD void raise_max(const TileMax& tile, float score_scale, LaneGroup& g, Word* p, int words, float* o,
                        std::int64_t o_rows) {
   for (int j = 0; j < kVecs; ++j) {
@@ -76,7 +77,8 @@ TF_COLD void raise_max(const TileMax& tile, float score_scale, LaneGroup& g, Wor
     store(g.exact_sum + lane, mul(factor, load(g.exact_sum + lane)));
     for (int i = 0; i < words; ++i) rescale_probabilities(p + i * kLanes + lane, factor);
     if (g.started)
-      for (std::int64_t d = 0; d < o_rows; ++d) store(o + d * kLanes + lane, mul(factor, load(o + d * kLanes + lane)));
+      for (std::int64_t d = 0; d < o_rows; ++d)
+        store(o + d * kLanes + lane, mul(factor, load(o + d * kLanes + lane)));
   }
 }
 
@@ -86,17 +88,17 @@ static_assert(kKeyRows % kAdjustRows == 0);
 
 // What beside scale and exponentiation happens to scores, once for a call.
 struct ScoreOptions {
-  bool modified;      // any of the following
-  float to_cap;       // before tanh
-  float cap;          // after tanh, log2 units; 0: no softcap
-  float to_log2;      // without softcap; 1 where Q was scaled
+  bool modified;  // any of the following
+  float to_cap;   // before tanh
+  float cap;      // after tanh, log2 units; 0: no softcap
+  float to_log2;  // without softcap; 1 where Q was scaled
   bool bias, allowed, alibi;
 };
 
-// Turns a tile of raw scores, whose first key is the sequence's `key` and row `row` of the mask block, into log2 units
-// (if modified) and excludes what its queries do not see. Returns the new largest scores.
-TF_NOINLINE TileMax adjust_tile(const ScoreOptions& options, const LaneGroup& g, const MaskBlock& mask, float* s, int key,
-                                int row) {
+// Turns a tile of raw scores, whose first key is the sequence's `key` and row `row` of the mask block, into
+// log2 units (if modified) and excludes what its queries do not see. Returns the new largest scores.
+TF_NOINLINE TileMax adjust_tile(const ScoreOptions& options, const LaneGroup& g, const MaskBlock& mask,
+                                float* s, int key, int row) {
   const F excluded = set(-kInfinity);
   const bool at_edge = key < g.begin_max || key + kKeyRows > g.end_min;
   TileMax largest;
@@ -108,7 +110,8 @@ TF_NOINLINE TileMax adjust_tile(const ScoreOptions& options, const LaneGroup& g,
       F x[kAdjustRows];
       TF_UNROLL for (int r = 0; r < kAdjustRows; ++r) x[r] = load(at + r * kLanes);
       if (options.cap != 0) {
-        for (int r = 0; r < kAdjustRows; ++r) x[r] = mul(tanh(mul(x[r], set(options.to_cap))), set(options.cap));
+        for (int r = 0; r < kAdjustRows; ++r)
+          x[r] = mul(tanh(mul(x[r], set(options.to_cap))), set(options.cap));
       } else if (!kScaledQuery && options.modified) {
         TF_UNROLL for (int r = 0; r < kAdjustRows; ++r) x[r] = mul(x[r], set(options.to_log2));
       }
@@ -129,13 +132,15 @@ TF_NOINLINE TileMax adjust_tile(const ScoreOptions& options, const LaneGroup& g,
       }
       if (options.allowed) {
         const std::uint8_t* allowed = mask.allowed + (row + part) * kLanes + lane;
-        TF_UNROLL for (int r = 0; r < kAdjustRows; ++r) x[r] = select(nonzero_bytes(allowed + r * kLanes), x[r], excluded);
+        TF_UNROLL for (int r = 0; r < kAdjustRows; ++r) x[r] =
+            select(nonzero_bytes(allowed + r * kLanes), x[r], excluded);
       }
       if (at_edge) {
         const I begin = load_int(g.begin + lane), end = load_int(g.end + lane);
         TF_UNROLL for (int r = 0; r < kAdjustRows; ++r) {
           const I k = set_int(key + part + r);
-          x[r] = select(both(greater_int(end, k), greater_int(add_int(k, set_int(1)), begin)), x[r], excluded);
+          x[r] =
+              select(both(greater_int(end, k), greater_int(add_int(k, set_int(1)), begin)), x[r], excluded);
         }
       }
       TF_UNROLL for (int r = 0; r < kAdjustRows; ++r) {

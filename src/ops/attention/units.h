@@ -9,12 +9,12 @@
 namespace tileformer::attention {
 
 struct Unit {
-  const char* name;    // "avx2_fma"
-  const char* label;   // "avx2-fma"
-  int lanes;           // queries of a tile
-  int key_rows;        // keys of a score tile
-  int key_block;       // keys of a block if the sequence is long
-  bool bf16_only;      // multiplies bf16, not fp32
+  const char* name;   // "avx2_fma"
+  const char* label;  // "avx2-fma"
+  int lanes;          // queries of a tile
+  int key_rows;       // keys of a score tile
+  int key_block;      // keys of a block if the sequence is long
+  bool bf16_only;     // multiplies bf16, not fp32
   std::size_t (*scratch_bytes)(const KernelArgs&);
   // Takes items until none is left.
   void (*run)(const KernelArgs&, int worker);

@@ -8,14 +8,14 @@
 #include <string>
 
 #include "base/scalar.h"
-#include "tile/compiled_units.h"
 #include "ops/peak/peak_units.h"
+#include "tile/compiled_units.h"
 #include "tile/unit_names.h"
 
 namespace tileformer {
 
-#define TF_DECLARE(unit)          \
-  namespace unit {                \
+#define TF_DECLARE(unit)           \
+  namespace unit {                 \
   extern const PeakUnit peak_unit; \
   }
 TF_FOR_EACH_UNIT(TF_DECLARE)
@@ -29,7 +29,8 @@ const PeakUnit* const kUnits[] = {TF_FOR_EACH_UNIT(TF_ADDRESS)};
 
 Status measure_peak(DType dtype, double* gflops) {
   if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16)
-    return Status::invalid(std::string("dtype: given ") + name_of(dtype) + ", allowed float32, float16, bfloat16");
+    return Status::invalid(std::string("dtype: given ") + name_of(dtype) +
+                           ", allowed float32, float16, bfloat16");
   Isa isa;
   if (Status s = active_isa(&isa); !s) return s;
   const PeakUnit* unit = nullptr;

@@ -1,4 +1,5 @@
-// What the unit's products reach with nothing else to do: operands in registers, random data (zeros run faster).
+// What the unit's products reach with nothing else to do: operands in registers, random data (zeros run
+// faster).
 #include "tile/unit.h"
 //
 #include "ops/peak/peak_units.h"
@@ -31,7 +32,8 @@ double multiply(const std::uint32_t* random, std::int64_t rounds) {
 #else
 
 double multiply(const std::uint32_t* random, std::int64_t rounds) {
-  constexpr int kChains = 12;  // enough for two pipes of latency 4 to 6; operands fit beside them in 16 registers
+  constexpr int kChains =
+      12;  // enough for two pipes of latency 4 to 6; operands fit beside them in 16 registers
   F acc[kChains];
   alignas(64) Word operand[2 * kVecLanes];
   __builtin_memcpy(operand, random, sizeof operand);
