@@ -4,13 +4,11 @@ target_compile_options(tileformer_warnings INTERFACE -Wall -Wextra)
 if(TILEFORMER_WARNINGS_AS_ERRORS)
   target_compile_options(tileformer_warnings INTERFACE -Werror)
 endif()
-if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # "ABI for passing parameters changed in GCC 4.6": wide vectors by value inside one unit's inlined functions.
-  target_compile_options(tileformer_warnings INTERFACE -Wno-psabi)
-  if(CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-    # False alarms of GCC 12 in std::string's operator+ (GCC bug 105651).
-    target_compile_options(tileformer_warnings INTERFACE -Wno-restrict)
-  endif()
+# The call convention of wide vectors differs between instruction sets: no matter inside one unit's inlined functions.
+target_compile_options(tileformer_warnings INTERFACE -Wno-psabi)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # False alarms of GCC 12 in std::string's operator+ (GCC bug 105651).
+  target_compile_options(tileformer_warnings INTERFACE -Wno-restrict)
 endif()
 
 if(TILEFORMER_SANITIZE)
