@@ -68,6 +68,10 @@ endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # False alarms in the AVX-512 intrinsics of GCC 12 (GCC bug 105593).
   list(APPEND kernel_flags -Wno-uninitialized -Wno-maybe-uninitialized)
+elseif(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  # Warnings about words of src/tile that a kernel does not use. And Clang 16's VectorCombine pass crashes on the bf16
+  # kernel, while it has little to find in code written in vectors.
+  list(APPEND kernel_flags -Wno-unneeded-internal-declaration -Wno-unused-function -mllvm -disable-vector-combine)
 endif()
 
 # add_isa_kernel(<target> <source> [UNITS <unit>...])

@@ -54,8 +54,9 @@
 #define TF_IF_AVX512_BF16_SIMDE(X)
 #endif
 
-#define TF_FOR_EACH_UNIT(X)                                                                       \
-  TF_IF_PORTABLE_FMA(X)                                                                           \
-  TF_IF_AVX2_FMA(X)                                                                               \
-  TF_IF_AVX512_FMA(X) TF_IF_AVX512_BF16(X) TF_IF_AMX_BF16(X) TF_IF_NEON_FMA(X) TF_IF_NEON_BF16(X) \
-      TF_IF_AMX_EMULATED(X) TF_IF_AVX512_FMA_SIMDE(X) TF_IF_AVX512_BF16_SIMDE(X)
+// clang-format off
+#define TF_FOR_EACH_UNIT(X)                                                             \
+  TF_IF_PORTABLE_FMA(X) TF_IF_AVX2_FMA(X) TF_IF_AVX512_FMA(X) TF_IF_AVX512_BF16(X)      \
+  TF_IF_AMX_BF16(X) TF_IF_NEON_FMA(X) TF_IF_NEON_BF16(X)                                \
+  TF_IF_AMX_EMULATED(X) TF_IF_AVX512_FMA_SIMDE(X) TF_IF_AVX512_BF16_SIMDE(X)
+// clang-format on

@@ -65,8 +65,10 @@ TF_EMULATED simde__m512i tf_srai_epi32(simde__m512i x, unsigned bits) {
 
 TF_EMULATED void tf_mask_storeu_epi32(void* p, simde__mmask16 mask, simde__m512i x) {
   simde__m512i_private v = simde__m512i_to_private(x);
-  for (int i = 0; i < 16; ++i)
-    if (mask >> i & 1) __builtin_memcpy(static_cast<char*>(p) + 4 * i, &v.i32[i], 4);
+  for (int i = 0; i < 16; ++i) {
+    const std::int32_t lane = v.i32[i];
+    if (mask >> i & 1) __builtin_memcpy(static_cast<char*>(p) + 4 * i, &lane, 4);
+  }
 }
 #undef _mm512_mask_storeu_epi32
 #define _mm512_mask_storeu_epi32(p, mask, x) tf_mask_storeu_epi32(p, mask, x)
