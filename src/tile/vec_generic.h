@@ -14,6 +14,7 @@ namespace tileformer::TILEFORMER_UNIT {
 inline constexpr int kVecLanes = TF_GENERIC_LANES;
 typedef float F __attribute__((vector_size(4 * TF_GENERIC_LANES)));
 typedef std::int32_t I __attribute__((vector_size(4 * TF_GENERIC_LANES)));
+typedef std::uint32_t Unsigned __attribute__((vector_size(4 * TF_GENERIC_LANES)));
 using M = I;  // -1 or 0 in each lane
 
 template <class To, class From>
@@ -54,11 +55,12 @@ TF_INLINE F round(F x) {
 
 TF_INLINE I load_int(const std::int32_t* p) { return *reinterpret_cast<const I*>(p); }
 TF_INLINE I set_int(std::int32_t x) { return x - I{}; }
-TF_INLINE I add_int(I a, I b) { return a + b; }
-TF_INLINE I sub_int(I a, I b) { return a - b; }
+// Integers wrap around, as they do in the instructions of other units.
+TF_INLINE I add_int(I a, I b) { return I(Unsigned(a) + Unsigned(b)); }
+TF_INLINE I sub_int(I a, I b) { return I(Unsigned(a) - Unsigned(b)); }
 template <int kBits>
 TF_INLINE I shift_left(I x) {
-  return x << kBits;
+  return I(Unsigned(x) << kBits);
 }
 template <int kBits>
 TF_INLINE I shift_right_arithmetic(I x) {
@@ -96,12 +98,12 @@ TF_INLINE F exp2(F x) {
   p = fma(p, r, set(5.55041087e-2f));
   p = fma(p, r, set(2.40226507e-1f));
   p = fma(p, r, set(6.93147181e-1f));
-  const F scale = as_float((as_int(t) << 23) + 0x3f800000);
+  const F scale = as_float(add_int(shift_left<23>(as_int(t)), set_int(0x3f800000)));
   return fma(p * r, scale, scale);
 }
 // 2^n for a whole n < 128, exact; 0 from -127 down.
 TF_INLINE F exp2_whole(F n) {
-  return as_float((__builtin_convertvector(max(set(-127.0f), n), I) + 127) << 23);
+  return as_float(shift_left<23>(add_int(__builtin_convertvector(max(n, set(-127.0f)), I), set_int(127))));
 }
 
 TF_INLINE F load_elements(const float* p, F32) { return load_unaligned(p); }

@@ -63,23 +63,6 @@ struct Scratch {
   TF_MEMBER Word* p_at(int row) const { return p + row / kElementsPerWord * kLanes; }
 };
 
-TF_INLINE ScoreOptions score_options(const KernelArgs& a) {
-  ScoreOptions o;
-  o.bias = a.mask.data && a.mask.dtype != DType::boolean;
-  o.allowed = a.mask.data && a.mask.dtype == DType::boolean;
-  o.alibi = a.slopes.data != nullptr;
-  o.modified = o.bias || o.allowed || o.alibi || a.softcap > 0;
-  o.cap = a.softcap > 0 ? a.softcap * kLog2E : 0;
-  o.to_cap = kScaledQuery ? 1 : a.scale / (a.softcap > 0 ? a.softcap : 1);
-  o.to_log2 = kScaledQuery ? 1 : a.scale * kLog2E;
-  return o;
-}
-
-// What Q is multiplied by when it is packed (fp32 words only).
-TF_INLINE float query_factor(const KernelArgs& a) {
-  return a.softcap > 0 ? a.scale / a.softcap : a.scale * kLog2E;
-}
-
 // lse wants the sum of probabilities before they were rounded to 16 bits.
 TF_INLINE bool keeps_exact_sum(const KernelArgs& a) { return kElementsPerWord != 1 && a.lse.data; }
 

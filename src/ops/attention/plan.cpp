@@ -3,16 +3,12 @@
 #include <algorithm>
 #include <sstream>
 
+#include "ops/attention/kernel_inputs.h"
+
 namespace tileformer::attention {
 namespace {
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-// Lane groups of a sequence and kv head; lane_group.h lays them out.
-std::int64_t groups_of(std::int64_t queries, std::int64_t group, int lanes) {
-  if (group > 1 && queries < lanes) return ceil_div(group * queries, lanes);
-  return group * ceil_div(queries, lanes);
-}
 
 std::int64_t visible(const AttentionArgs& args, const Sequence& s, std::int64_t query) {
   const KeyRange r = key_range(args, s, std::min(query, s.queries - 1));
@@ -49,6 +45,11 @@ constexpr std::int64_t kMinGroupsPerTask = 16;
 constexpr std::int64_t kItemsPerThread = 6;
 
 }  // namespace
+
+std::int64_t groups_of(std::int64_t queries, std::int64_t group, int lanes) {
+  if (group > 1 && queries < lanes) return ceil_div(group * queries, lanes);
+  return group * ceil_div(queries, lanes);
+}
 
 AttentionPlan plan(const AttentionArgs& args, const Problem& problem, const Unit* unit, Isa isa,
                    const CpuTopology& cpu, int threads) {
@@ -93,7 +94,7 @@ AttentionPlan plan(const AttentionArgs& args, const Problem& problem, const Unit
   p.tasks = tasks * problem.kv_heads;
   p.threads = static_cast<int>(std::min<std::int64_t>(p.threads, std::max<std::int64_t>(p.tasks, 1)));
 
-  const KernelArgs kernel = kernel_args(args, problem, p);
+  const KernelArgs kernel = kernel_args(args, problem, p.key_block, p.query_block / p.query_lanes);
   p.workspace_bytes = unit->scratch_bytes(kernel) * std::size_t(p.threads) + 64;
   return p;
 }

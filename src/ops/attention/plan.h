@@ -18,7 +18,7 @@ AttentionPlan plan(const AttentionArgs& args, const Problem& problem, const Unit
 std::vector<Task> work_list(const AttentionArgs& args, const Problem& problem, int lanes,
                             std::int64_t groups_per_task);
 
-// The kernel's view of args under a plan, without addresses of scratch.
-KernelArgs kernel_args(const AttentionArgs& args, const Problem& problem, const AttentionPlan& plan);
+// Lane groups of a sequence and kv head; lane_group.h lays them out.
+std::int64_t groups_of(std::int64_t queries, std::int64_t group, int lanes);
 
 }  // namespace tileformer::attention

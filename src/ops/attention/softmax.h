@@ -95,10 +95,28 @@ struct ScoreOptions {
   bool bias, allowed, alibi;
 };
 
+TF_INLINE ScoreOptions score_options(const KernelArgs& a) {
+  ScoreOptions o;
+  o.bias = a.mask.data && a.mask.dtype != DType::boolean;
+  o.allowed = a.mask.data && a.mask.dtype == DType::boolean;
+  o.alibi = a.slopes.data != nullptr;
+  o.modified = o.bias || o.allowed || o.alibi || a.softcap > 0;
+  o.cap = a.softcap > 0 ? a.softcap * kLog2E : 0;
+  o.to_cap = kScaledQuery ? 1 : a.scale / (a.softcap > 0 ? a.softcap : 1);
+  o.to_log2 = kScaledQuery ? 1 : a.scale * kLog2E;
+  return o;
+}
+
+// What Q is multiplied by when it is packed (fp32 words only).
+TF_INLINE float query_factor(const KernelArgs& a) {
+  return a.softcap > 0 ? a.scale / a.softcap : a.scale * kLog2E;
+}
+
 // Turns a tile of raw scores, whose first key is the sequence's `key` and row `row` of the mask block, into
 // log2 units (if modified) and excludes what its queries do not see. Returns the new largest scores.
+// cap_slope: receives the derivative of the softcap, if there is one (backward); null: not wanted.
 TF_NOINLINE TileMax adjust_tile(const ScoreOptions& options, const LaneGroup& g, const MaskBlock& mask,
-                                float* s, int key, int row) {
+                                float* s, int key, int row, float* cap_slope = nullptr) {
   const F excluded = set(-kInfinity);
   const bool at_edge = key < g.begin_max || key + kKeyRows > g.end_min;
   TileMax largest;
@@ -110,8 +128,12 @@ TF_NOINLINE TileMax adjust_tile(const ScoreOptions& options, const LaneGroup& g,
       F x[kAdjustRows];
       TF_UNROLL for (int r = 0; r < kAdjustRows; ++r) x[r] = load(at + r * kLanes);
       if (options.cap != 0) {
-        for (int r = 0; r < kAdjustRows; ++r)
-          x[r] = mul(tanh(mul(x[r], set(options.to_cap))), set(options.cap));
+        for (int r = 0; r < kAdjustRows; ++r) {
+          const F t = tanh(mul(x[r], set(options.to_cap)));
+          x[r] = mul(t, set(options.cap));
+          if (cap_slope)
+            store(cap_slope + (part + r) * kLanes + lane, sub(set(1.0f), mul(t, t)));
+        }
       } else if (!kScaledQuery && options.modified) {
         TF_UNROLL for (int r = 0; r < kAdjustRows; ++r) x[r] = mul(x[r], set(options.to_log2));
       }
