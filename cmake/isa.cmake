@@ -61,7 +61,8 @@ message(STATUS "tileformer units: ${tileformer_units}")
 
 # Optimised in every build type: an unoptimised kernel is too slow to test. No exceptions: a kernel throws none, and
 # their tables would drag in weak symbols.
-set(kernel_flags -O3 -fno-exceptions -fno-math-errno)
+# And a kernel uses some of the words of src/tile, not all.
+set(kernel_flags -O3 -fno-exceptions -fno-math-errno -Wno-unused-function)
 if(TILEFORMER_SANITIZE)
   list(APPEND kernel_flags -O1)  # with the checks, GCC 12 takes minutes per unit at -O2
 endif()
@@ -69,9 +70,8 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   # False alarms in the AVX-512 intrinsics of GCC 12 (GCC bug 105593).
   list(APPEND kernel_flags -Wno-uninitialized -Wno-maybe-uninitialized)
 elseif(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
-  # Warnings about words of src/tile that a kernel does not use. And Clang 16's VectorCombine pass crashes on the bf16
-  # kernel, while it has little to find in code written in vectors.
-  list(APPEND kernel_flags -Wno-unneeded-internal-declaration -Wno-unused-function -mllvm -disable-vector-combine)
+  # Clang 16's VectorCombine pass crashes on the bf16 kernel, while it has little to find in code written in vectors.
+  list(APPEND kernel_flags -Wno-unneeded-internal-declaration -mllvm -disable-vector-combine)
 endif()
 
 # add_isa_kernel(<target> <source> [UNITS <unit>...])

@@ -37,6 +37,15 @@ TF_INLINE constexpr T max_of(T a, T b) {
 TF_INLINE constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 TF_INLINE constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
 
+// In a loop that waits for another thread.
+TF_INLINE void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 // How the elements of a tensor are stored. Names for overloads of load and store.
 struct F32 {
   using Element = float;

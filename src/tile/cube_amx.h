@@ -12,6 +12,7 @@
 namespace tileformer::TILEFORMER_UNIT {
 
 inline constexpr int kLanes = kVecs * kVecLanes;
+inline constexpr int kLaneWords = kLanes / 2;  // of a row of P or dS: one tile row
 static_assert(kVecLanes == 16 && kVecs == 2 && kKeyRows == 32 && kElementsPerWord == 2);
 inline constexpr int kTileRows = 16;
 inline constexpr int kTileWords = 16;  // of a row
@@ -168,6 +169,54 @@ TF_INLINE void outputs(const Word* v, std::int64_t dim_v, std::int64_t key_block
   for (std::int64_t d = 0; d < dim_v; d += 2 * kTileRows)
     output_tiles(v + d / kTileRows * row_of_tiles, row_of_tiles, p, (end - begin) / 32, o + d * kLanes, first,
                  d + kTileRows < dim_v);
+  tiles_see_stores();
+}
+
+// ---- sums over lanes
+// ------------------------------------------------------------------------------------------------------
+
+//   dK[key][d] += dS^T Q, dV[key][d] += P^T dO      A: 16 keys x 32 lanes, rows
+//   [group][key_block][kLaneWords].
+//                                                   B: 16 pairs of lanes x 16 d, packed in steps
+//                                                   [slice of kLanes columns][group][kLaneWords][kLanes].
+struct LaneProduct {
+  const Word *rows, *columns;
+  std::int64_t rows_of_group, columns_of_group;  // words from group to group
+  std::int64_t columns_of_slice;                 // words from slice to slice
+  float* sums;                                   // [key_block][stride]
+  std::int64_t stride, dim;
+};
+
+// Floats of a row of sums: tiles are stored whole.
+TF_INLINE std::int64_t lane_sum_stride(std::int64_t dim) { return round_up(dim, kLanes); }
+
+// Tile `row` (a multiple of kKeyRows) and one slice of columns, over the `count` groups listed.
+[[maybe_unused]] TF_NOINLINE void lane_product(const LaneProduct& x, const std::uint8_t* groups, int count,
+                                               int row, int slice) {
+  const Word *rows = x.rows + row * kLaneWords, *columns = x.columns + slice * x.columns_of_slice;
+  float* c = x.sums + row * x.stride + slice * kLanes;
+  const std::int64_t c_stride = 4 * x.stride;
+  float* c2 = c + kTileRows * x.stride;
+  tiles_see_stores();
+  TF_TILE_LOAD(0, c, c_stride);
+  TF_TILE_LOAD(1, c + kVecLanes, c_stride);
+  TF_TILE_LOAD(2, c2, c_stride);
+  TF_TILE_LOAD(3, c2 + kVecLanes, c_stride);
+  for (int i = 0; i < count; ++i) {
+    const Word *a = rows + groups[i] * x.rows_of_group, *b = columns + groups[i] * x.columns_of_group;
+    TF_TILE_LOAD(4, a, 4 * kLaneWords);
+    TF_TILE_LOAD(6, b, kLaneStride);
+    TF_TILE_DOT(0, 4, 6);
+    TF_TILE_LOAD(7, b + kVecLanes, kLaneStride);
+    TF_TILE_DOT(1, 4, 7);
+    TF_TILE_LOAD(5, a + kTileRows * kLaneWords, 4 * kLaneWords);
+    TF_TILE_DOT(2, 5, 6);
+    TF_TILE_DOT(3, 5, 7);
+  }
+  TF_TILE_STORE(0, c, c_stride);
+  TF_TILE_STORE(1, c + kVecLanes, c_stride);
+  TF_TILE_STORE(2, c2, c_stride);
+  TF_TILE_STORE(3, c2 + kVecLanes, c_stride);
   tiles_see_stores();
 }
 

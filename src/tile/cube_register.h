@@ -9,7 +9,8 @@
 
 namespace tileformer::TILEFORMER_UNIT {
 
-inline constexpr int kLanes = kVecs * kVecLanes;  // queries of a tile
+inline constexpr int kLanes = kVecs * kVecLanes;              // queries of a tile
+inline constexpr int kLaneWords = kLanes / kElementsPerWord;  // of a tile's row
 
 // Around everything that a worker does. Registers need no set-up.
 TF_INLINE void enter_unit() {}
@@ -192,6 +193,66 @@ TF_INLINE void outputs(const Word* v, std::int64_t dim_v, std::int64_t key_block
   for (int t = 0; t < tiles.count; ++t) {
     const int rows = tiles.rows(t), row = tiles.first_row(t);
     output_tile_of(rows, v + row * tile_steps + from * rows, p, steps, o + row * kLanes, first);
+  }
+}
+
+// ---- sums over lanes
+// ------------------------------------------------------------------------------------------------------
+
+//   dK[key][d] += dS^T Q, dV[key][d] += P^T dO      rows [group][key_block][kLaneWords], Q and dO packed in
+//   steps
+//                                                   [slice of kLanes columns][group][kLaneWords][kLanes]
+struct LaneProduct {
+  const Word *rows, *columns;
+  std::int64_t rows_of_group, columns_of_group;  // words from group to group
+  std::int64_t columns_of_slice;                 // words from slice to slice
+  float* sums;                                   // [key_block][stride]
+  std::int64_t stride, dim;
+};
+
+template <int V>
+TF_NOINLINE void lane_product_tile(const LaneProduct& x, const std::uint8_t* groups, int count,
+                                   const Word* rows, const Word* columns, float* c) {
+  F acc[kKeyRows][V];
+  TF_UNROLL for (int r = 0; r < kKeyRows; ++r) TF_UNROLL for (int j = 0; j < V; ++j) {
+    acc[r][j] = load(c + r * x.stride + j * kVecLanes);
+    prefetch(c + (kKeyRows + r) * x.stride + j * kVecLanes);  // the next tile's
+  }
+  for (int i = 0; i < count; ++i) {
+    const Word *a = rows + groups[i] * x.rows_of_group, *p = columns + groups[i] * x.columns_of_group;
+    TF_NO_UNROLL for (int s = 0; s < kLaneWords; ++s, ++a, p += kLanes) {
+      Words b[V];
+      TF_UNROLL for (int j = 0; j < V; ++j) b[j] = load_words(p + j * kVecLanes);
+      TF_UNROLL for (int r = 0; r < kKeyRows; ++r) {
+        const Words w = broadcast_word(a + r * kLaneWords);
+        TF_UNROLL for (int j = 0; j < V; ++j) acc[r][j] = multiply_add(acc[r][j], w, b[j]);
+      }
+    }
+  }
+  TF_UNROLL for (int r = 0; r < kKeyRows; ++r) TF_UNROLL for (int j = 0; j < V; ++j)
+      store(c + r * x.stride + j * kVecLanes, acc[r][j]);
+}
+
+// Floats of a row of sums.
+TF_INLINE std::int64_t lane_sum_stride(std::int64_t dim) { return round_up(dim, kVecLanes); }
+
+// Tile `row` (a multiple of kKeyRows) and one slice of columns, over the `count` groups listed.
+TF_INLINE void lane_product(const LaneProduct& x, const std::uint8_t* groups, int count, int row, int slice) {
+  const Word *rows = x.rows + row * kLaneWords, *columns = x.columns + slice * x.columns_of_slice;
+  float* c = x.sums + row * x.stride + slice * kLanes;
+  const std::int64_t left = x.dim - slice * kLanes;
+  if constexpr (kVecs == 2) {
+    if (left <= kVecLanes)
+      lane_product_tile<1>(x, groups, count, rows, columns, c);
+    else
+      lane_product_tile<kVecs>(x, groups, count, rows, columns, c);
+  } else {
+    const int vecs = static_cast<int>(min_of<std::int64_t>(ceil_div(left, kVecLanes), kVecs));
+    if (vecs == kVecs)
+      lane_product_tile<kVecs>(x, groups, count, rows, columns, c);
+    else
+      for (int j = 0; j < vecs; ++j)
+        lane_product_tile<1>(x, groups, count, rows, columns + j * kVecLanes, c + j * kVecLanes);
   }
 }
 

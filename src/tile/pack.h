@@ -24,6 +24,24 @@ TF_NOINLINE void pack_lanes(const typename T::Element* const (&row)[kLanes], std
     }
 }
 
+// Rows of Q or dO (null: zeros) as the steps of a product that sums over lanes: [slice of kLanes columns]
+// [kLaneWords][kLanes], slices `slice_words` apart, zeros beyond dim.
+template <class T>
+TF_NOINLINE void pack_lane_steps(const typename T::Element* const (&row)[kLanes], std::int64_t dim,
+                                 std::int64_t slice_words, Word* out) {
+  for (std::int64_t d = 0; d < dim; d += kLanes, out += slice_words)
+    for (int s = 0; s < kLaneWords; ++s) {
+      const typename T::Element* at[kElementsPerWord];
+      TF_UNROLL for (int e = 0; e < kElementsPerWord; ++e) {
+        const auto* p = row[s * kElementsPerWord + e];
+        at[e] = p ? p + d : nullptr;
+      }
+      Words words[kVecs];
+      load_step_rows<T>(at, dim - d, words);
+      TF_UNROLL for (int j = 0; j < kVecs; ++j) store_words(out + s * kLanes + j * kVecLanes, words[j]);
+    }
+}
+
 // `keys` rows -> [padded][key_stride(dim)], zeros beyond.
 template <class T>
 TF_NOINLINE void pack_keys(const typename T::Element* k, std::int64_t stride, int keys, int padded,

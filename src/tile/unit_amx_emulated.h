@@ -12,6 +12,8 @@ inline constexpr int kVecs = 2;
 inline constexpr int kKeyRows = 32;
 inline constexpr int kOutputRows = 16;
 inline constexpr int kKeyBlock = 256;
+inline constexpr int kGradientKeyBlock = 256;
+inline constexpr int kGradientGroups = 8;  // lane groups of a query block in the backward
 inline constexpr const char* kUnitName = "amx-emulated";
 }  // namespace tileformer::TILEFORMER_UNIT
 

@@ -10,7 +10,9 @@ namespace tileformer::TILEFORMER_UNIT {
 inline constexpr int kVecs = 2;
 inline constexpr int kKeyRows = 6;
 inline constexpr int kOutputRows = 6;
-inline constexpr int kKeyBlock = 240;  // P of a block is 15 KiB, half of L1
+inline constexpr int kKeyBlock = 240;         // P of a block is 15 KiB, half of L1
+inline constexpr int kGradientKeyBlock = 96;  // P and dS of a query block are 96 KiB of L2
+inline constexpr int kGradientGroups = 8;     // lane groups of a query block in the backward
 inline constexpr const char* kUnitName = "avx2-fma";
 }  // namespace tileformer::TILEFORMER_UNIT
 

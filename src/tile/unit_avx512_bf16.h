@@ -12,6 +12,9 @@ inline constexpr int kVecs = 2;
 inline constexpr int kKeyRows = 6;
 inline constexpr int kOutputRows = 8;
 inline constexpr int kKeyBlock = 240;  // P of a block is 15 KiB, half of L1
+inline constexpr int kGradientKeyBlock =
+    192;  // P and dS of a query block are 192 KiB of L2, and dS for dQ another 96
+inline constexpr int kGradientGroups = 8;  // lane groups of a query block in the backward
 inline constexpr const char* kUnitName = "avx512-bf16-dot";
 }  // namespace tileformer::TILEFORMER_UNIT
 

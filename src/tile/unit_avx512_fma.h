@@ -9,7 +9,9 @@ namespace tileformer::TILEFORMER_UNIT {
 inline constexpr int kVecs = 2;
 inline constexpr int kKeyRows = 6;
 inline constexpr int kOutputRows = 8;
-inline constexpr int kKeyBlock = 192;  // P of a block is 24 KiB of L1
+inline constexpr int kKeyBlock = 192;         // P of a block is 24 KiB of L1
+inline constexpr int kGradientKeyBlock = 96;  // P and dS of a query block are 96 KiB of L2
+inline constexpr int kGradientGroups = 4;     // lane groups of a query block in the backward
 inline constexpr const char* kUnitName = "avx512-fma";
 }  // namespace tileformer::TILEFORMER_UNIT
 

@@ -12,6 +12,8 @@ inline constexpr int kVecs = 4;
 inline constexpr int kKeyRows = 6;
 inline constexpr int kOutputRows = 6;
 inline constexpr int kKeyBlock = 240;
+inline constexpr int kGradientKeyBlock = 192;
+inline constexpr int kGradientGroups = 16;  // lane groups of a query block in the backward
 inline constexpr const char* kUnitName = "neon-bf16-dot";
 }  // namespace tileformer::TILEFORMER_UNIT
 

@@ -11,6 +11,8 @@ inline constexpr int kVecs = 4;
 inline constexpr int kKeyRows = 6;
 inline constexpr int kOutputRows = 6;
 inline constexpr int kKeyBlock = 240;
+inline constexpr int kGradientKeyBlock = 96;
+inline constexpr int kGradientGroups = 8;  // lane groups of a query block in the backward
 inline constexpr const char* kUnitName = "neon-fma";
 }  // namespace tileformer::TILEFORMER_UNIT
 

@@ -78,6 +78,27 @@ TF_NOINLINE Words load_step_up_to(const std::uint16_t* v, std::int64_t stride, i
 TF_INLINE void store_step(Word* p, Words x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_castsi512_si256(x));
 }
+// Elements become zero whose byte is not.
+TF_INLINE Word kept_elements(Word w, const std::uint8_t* drop) {
+  return w & ((drop[0] ? 0 : 0x0000ffffu) | (drop[1] ? 0 : 0xffff0000u));
+}
+
+// One step of a product whose steps are pairs of rows (null: zeros): kVecs vectors of columns.
+template <class T>
+TF_INLINE void load_step_rows(const std::uint16_t* const (&row)[2], std::int64_t n, Words (&out)[kVecs]) {
+  static_assert(kVecs == 2);
+  interleave_rows<T>(row, n, out);
+}
+// One row of a tile, its kLanes elements next to each other.
+TF_INLINE void store_lane_row(Word* p, const F (&x)[kVecs]) {
+  store_words(p, from_bf16(_mm512_cvtne2ps_pbh(x[1], x[0])));
+}
+// Two rows of a tile as pairs.
+TF_INLINE void store_lane_pairs(Word* p, const F (&x)[2][kVecs]) {
+  TF_UNROLL for (int j = 0; j < kVecs; ++j)
+      store_words(p + j * 16, _mm512_permutexvar_epi16(_mm512_load_si512(kPairHalves),
+                                                       from_bf16(_mm512_cvtne2ps_pbh(x[1][j], x[0][j]))));
+}
 // NaN and infinities become zero.
 TF_INLINE Word finite_word(Word w) {
   const Word low = w & 0xffffu, high = w & 0xffff0000u;

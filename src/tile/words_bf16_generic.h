@@ -87,9 +87,43 @@ TF_INLINE Word finite_word(Word w) {
   return ((low & 0x7f80u) == 0x7f80u ? 0 : low) | ((high & 0x7f800000u) == 0x7f800000u ? 0 : high);
 }
 
+// Elements become zero whose byte is not.
+TF_INLINE Word kept_elements(Word w, const std::uint8_t* drop) {
+  return w & ((drop[0] ? 0 : 0x0000ffffu) | (drop[1] ? 0 : 0xffff0000u));
+}
+
+// One step of a product whose steps are pairs of rows (null: zeros): kVecs vectors of columns.
+template <class T>
+TF_INLINE void load_step_rows(const std::uint16_t* const (&row)[2], std::int64_t n, Words (&out)[kVecs]) {
+  static_assert(kVecs % 2 == 0);
+  for (int j = 0; j < kVecs; j += 2) {
+    const std::uint16_t* at[2];
+    for (int e = 0; e < 2; ++e) at[e] = row[e] && n > j * kVecLanes ? row[e] + j * kVecLanes : nullptr;
+    Words pair[2];
+    interleave_rows<T>(at, n - j * kVecLanes, pair);
+    out[j] = pair[0];
+    out[j + 1] = pair[1];
+  }
+}
+
 inline constexpr bool kScoresInPlace = false;
 TF_INLINE F exp2_score(F x) { return exp2(x); }
 TF_INLINE I bf16_bits(F x) { return __builtin_convertvector(to_bf16(x), I); }
+// One row of a tile, its kLanes elements next to each other.
+TF_INLINE void store_lane_row(Word* p, const F (&x)[kVecs]) {
+  std::uint16_t row[kVecs * kVecLanes];
+  TF_UNROLL for (int j = 0; j < kVecs; ++j) {
+    const I bits = bf16_bits(x[j]);
+    TF_UNROLL for (int l = 0; l < kVecLanes; ++l) row[j * kVecLanes + l] =
+        static_cast<std::uint16_t>(bits[l]);
+  }
+  __builtin_memcpy(p, row, sizeof row);
+}
+// Two rows of a tile as pairs.
+TF_INLINE void store_lane_pairs(Word* p, const F (&x)[2][kVecs]) {
+  TF_UNROLL for (int j = 0; j < kVecs; ++j)
+      store_words(p + j * kVecLanes, bf16_bits(x[0][j]) | bf16_bits(x[1][j]) << 16);
+}
 TF_INLINE void store_probabilities(Word* p, F& sum, const F (&e)[2]) {
   const Words pairs = bf16_bits(e[0]) | bf16_bits(e[1]) << 16;
   store_words(p, pairs);

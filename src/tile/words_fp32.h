@@ -49,6 +49,24 @@ TF_INLINE Word finite_word(Word w) {
   return (__builtin_bit_cast(std::uint32_t, w) & 0x7f800000u) == 0x7f800000u ? 0.0f : w;
 }
 
+// Elements become zero whose byte is not.
+TF_INLINE Word kept_elements(Word w, const std::uint8_t* drop) { return *drop ? 0.0f : w; }
+
+// One step of a product whose steps are rows: kVecs vectors of columns of the row (null: zeros).
+template <class T>
+TF_INLINE void load_step_rows(const typename T::Element* const (&row)[1], std::int64_t n,
+                              Words (&out)[kVecs]) {
+  TF_UNROLL for (int j = 0; j < kVecs; ++j) out[j] =
+      row[0] ? load_row_words<T>(row[0] + j * kVecLanes, n - j * kVecLanes) : zero_words();
+}
+
+// One row of a tile, its kLanes elements next to each other.
+TF_INLINE void store_lane_row(Word* p, const F (&x)[kVecs]) {
+  TF_UNROLL for (int j = 0; j < kVecs; ++j) store(p + j * kVecLanes, x[j]);
+}
+// A step of rows, packed. Rows of one element are that already.
+TF_INLINE void store_lane_pairs(Word* p, const F (&x)[1][kVecs]) { store_lane_row(p, x[0]); }
+
 // P takes the place of the score that it comes from.
 inline constexpr bool kScoresInPlace = true;
 TF_INLINE F exp2_score(F x) { return exp2(x); }

@@ -25,6 +25,14 @@ struct Longest {
   std::int64_t queries = 0, keys = 0;
 };
 
+// Unit stride in the last dimension of a tensor of rank 4.
+Status check_unit_stride(const char* argument, const TensorView& view);
+// No two elements of an output at one address.
+Status check_distinct(const char* argument, const TensorView& view);
+// As `like`, in dtype and shape.
+Status check_like(const char* argument, const TensorView& view, DType dtype, const TensorView& like,
+                  const char* layout);
+
 // check_sequences.cpp: cu_seqlens, sequence lengths, key_range, query_offset. Fills sequences and packed.
 Status check_sequences(const AttentionArgs& args, Problem* problem, Longest* longest);
 

@@ -20,26 +20,29 @@ TF_NOINLINE void philox_lanes(std::uint32_t (&c)[4][kLanes], std::uint32_t k0, s
     }
 }
 
+// Which of the keys 4 * four .. 4 * four + 3 each lane drops.
+TF_NOINLINE void dropped_keys(const KernelArgs& a, std::int64_t sequence, std::int64_t kv_head,
+                              const LaneGroup& g, int four, std::uint8_t (&drop)[4][kLanes]) {
+  std::uint32_t c[4][kLanes];
+  for (int l = 0; l < kLanes; ++l) {
+    c[0][l] = static_cast<std::uint32_t>(four);
+    c[1][l] = static_cast<std::uint32_t>(g.query[l]);
+    c[2][l] = static_cast<std::uint32_t>(sequence * a.kv_heads * a.group + kv_head * a.group + g.head[l]);
+    c[3][l] = a.dropout_counter;
+  }
+  philox_lanes(c, a.dropout_key[0], a.dropout_key[1]);
+  for (int w = 0; w < 4; ++w)
+    for (int l = 0; l < kLanes; ++l) drop[w][l] = c[w][l] < a.dropout_threshold;
+}
+
 // Keys [begin, end) of a block whose first key is the sequence's first_key; begin, end multiples of kKeyRows.
 TF_NOINLINE void drop_block(const KernelArgs& a, std::int64_t sequence, std::int64_t kv_head,
                             const LaneGroup& g, int first_key, int begin, int end, Word* p) {
   alignas(64) std::uint8_t drop[4][kLanes];
-  std::int64_t words_of = -1;
+  int four = -1;
   for (int i = begin; i < end; i += kElementsPerWord) {
     const int key = first_key + i;
-    if (key / 4 != words_of) {
-      words_of = key / 4;
-      std::uint32_t c[4][kLanes];
-      for (int l = 0; l < kLanes; ++l) {
-        c[0][l] = static_cast<std::uint32_t>(words_of);
-        c[1][l] = static_cast<std::uint32_t>(g.query[l]);
-        c[2][l] = static_cast<std::uint32_t>(sequence * a.kv_heads * a.group + kv_head * a.group + g.head[l]);
-        c[3][l] = a.dropout_counter;
-      }
-      philox_lanes(c, a.dropout_key[0], a.dropout_key[1]);
-      for (int w = 0; w < 4; ++w)
-        for (int l = 0; l < kLanes; ++l) drop[w][l] = c[w][l] < a.dropout_threshold;
-    }
+    if (key / 4 != four) dropped_keys(a, sequence, kv_head, g, four = key / 4, drop);
     for (int lane = 0; lane < kLanes; lane += kVecLanes) {
       M m[kElementsPerWord];
       TF_UNROLL for (int e = 0; e < kElementsPerWord; ++e) m[e] = nonzero_bytes(drop[(key + e) % 4] + lane);

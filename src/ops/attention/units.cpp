@@ -7,9 +7,10 @@
 
 namespace tileformer {
 
-#define TF_DECLARE(unit)                       \
-  namespace unit {                             \
-  extern const attention::Unit attention_unit; \
+#define TF_DECLARE(unit)                                            \
+  namespace unit {                                                  \
+  extern const attention::Unit attention_unit;                      \
+  extern const attention::BackwardKernel attention_backward_kernel; \
   }
 TF_FOR_EACH_UNIT(TF_DECLARE)
 
@@ -18,6 +19,9 @@ namespace {
 
 #define TF_ADDRESS(unit) &unit::attention_unit,
 const Unit* const kUnits[] = {TF_FOR_EACH_UNIT(TF_ADDRESS)};
+
+#define TF_BACKWARD_ADDRESS(unit) &unit::attention_backward_kernel,
+const BackwardKernel* const kBackwardKernels[] = {TF_FOR_EACH_UNIT(TF_BACKWARD_ADDRESS)};
 
 thread_local const Unit* forced = nullptr;
 
@@ -30,6 +34,12 @@ const Unit* find_unit(const char* name) {
 }
 
 const Unit* find_unit(Isa isa, DType dtype) { return find_unit(unit_name(isa, dtype)); }
+
+const BackwardKernel& backward_kernel_of(const Unit& unit) {
+  std::size_t i = 0;
+  while (kUnits[i] != &unit) ++i;
+  return *kBackwardKernels[i];
+}
 
 void force_unit(const Unit* unit) { forced = unit; }
 const Unit* forced_unit() { return forced; }

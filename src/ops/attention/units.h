@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "ops/attention/backward/kernel_args.h"
 #include "ops/attention/kernel_args.h"
 #include "tileformer/isa.h"
 
@@ -20,11 +21,22 @@ struct Unit {
   void (*run)(const KernelArgs&, int worker);
 };
 
+// The backward of a unit; lanes, key rows and the rest are those of the forward.
+struct BackwardKernel {
+  int key_block;     // keys of a block if the sequence is long
+  int block_groups;  // lane groups of a query block
+  std::size_t (*scratch_bytes)(const BackwardKernelArgs&);
+  std::int64_t (*slot_floats_per_key)(const BackwardKernelArgs&);
+  void (*run)(const BackwardKernelArgs&, int worker);
+};
+
 // The unit that computes dtype on the ISA. Null if the ISA is not compiled in.
 const Unit* find_unit(Isa isa, DType dtype);
 
 // By name, also those that are compiled for tests only. Null: not compiled.
 const Unit* find_unit(const char* name);
+
+const BackwardKernel& backward_kernel_of(const Unit& unit);
 
 // For tests: every following call of this thread runs on the unit (null: as usual).
 void force_unit(const Unit* unit);
