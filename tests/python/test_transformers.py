@@ -108,7 +108,7 @@ def test_holes_in_the_padding_are_honoured(models, masks, name):
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
-def test_packed_position_ids(models, name):
+def test_packed_position_ids(models, masks, name):
     position_ids = torch.cat((torch.arange(6), torch.arange(8), torch.arange(3)))[None]
     inputs = dict(input_ids=tokens(1), position_ids=position_ids, use_cache=False)
     expected = logits(models(name), "eager", **inputs)
@@ -118,6 +118,21 @@ def test_packed_position_ids(models, name):
         for p in inputs["input_ids"].split([6, 8, 3], 1)
     ]
     same(torch.cat(parts, 1), expected)
+    assert not dense(masks)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_packed_rows_of_a_batch(models, masks, name):
+    rows = [(6, 8, 3), (17,), (1, 1, 15)]
+    position_ids = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in rows])
+    inputs = dict(input_ids=tokens(3), position_ids=position_ids, use_cache=False)
+    expected = logits(models(name), "eager", **inputs)
+    actual = logits(models(name), "tileformer", **inputs)
+    same(actual, expected)
+    assert masks and not dense(masks)
+    ends = torch.tensor([0, 6, 14, 17, 34, 35, 36, 51])
+    lengths = dict(cu_seq_lens_q=ends, cu_seq_lens_k=ends, max_length_q=17, max_length_k=17)
+    assert torch.equal(logits(models(name), "tileformer", **inputs, **lengths), actual)
 
 
 def test_cu_seqlens_take_the_place_of_a_mask(models, masks):

@@ -18,6 +18,11 @@ def meaning(mask: torch.Tensor | None, batch: int, seq_q: int, seq_k: int, causa
         return visible(seq_q, seq_k, causal=causal).expand(batch, -1, -1)
     if mask.dtype == torch.bool:
         return mask[:, 0]
+    if mask.shape[-1] == 1:
+        window = (mask.shape[1] - 1 if mask.shape[1] > 1 else -1, -1)
+        starts = mask[0, 0, :, 0]
+        sequence = torch.bucketize(torch.arange(batch * seq_q), starts, right=True).view(batch, seq_q)
+        return visible(seq_q, seq_k, causal=True, window=window) & (sequence[:, :, None] == sequence[:, None])
     rows = []
     for numbers in mask[:, 0, 0].tolist():
         window = (mask.shape[2] - 1 if mask.shape[2] > 1 else -1, -1)
@@ -89,3 +94,29 @@ def test_plain_causal_needs_no_mask_at_all():
     assert prepare_mask(2, 9, 9) is None
     assert prepare_mask(2, 9, 9, attention_mask=torch.ones(2, 9, dtype=torch.bool)) is None
     assert prepare_mask(2, 1, 9, q_offset=8) is None
+
+
+POSITIONS = {
+    "two_rows": [[0, 1, 2, 3, 0, 1, 2, 3, 4], [0, 1, 0, 0, 1, 2, 3, 4, 5]],
+    "one_row_alone": [[0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 0, 0, 1, 2, 3, 4, 5, 6]],
+    "not_from_zero": [[5, 6, 7, 8, 2, 3, 4, 5, 6], [7, 8, 9, 3, 4, 5, 6, 7, 8]],
+    "nothing_but_firsts": [[0] * 9, [3] * 9],
+    "one_row": [[0, 1, 2, 0, 1, 2, 3, 4, 5]],
+}
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 50])
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_packed_sequences_are_said_by_where_they_begin(positions, window):
+    position_ids = torch.tensor(POSITIONS[positions])
+    batch, length = position_ids.shape
+    within = hf.causal_mask_function if window is None else hf.sliding_window_causal_mask_function(window)
+    packed = hf.and_masks(
+        hf.remap_positions_for_packed_sequence(within, position_ids),
+        hf.packed_sequence_mask_function(hf.find_packed_sequence_indices(position_ids)),
+    )
+    arguments = dict(mask_function=packed, allow_is_causal_skip=False)
+    expected = hf.sdpa_mask(batch, length, length, **arguments)[:, 0]
+    mask = prepare_mask(batch, length, length, **arguments)
+    assert mask.dtype == (torch.bool if window == 1 else torch.int32)
+    assert torch.equal(meaning(mask, batch, length, length, True), expected)

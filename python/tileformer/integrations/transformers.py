@@ -7,13 +7,15 @@ hands through untouched:
 
     [batch, 1, 1, 2]       bidirectional: (first key, last key + 1) of each sequence, the rest is padding
     [batch, 1, window, 3]  causal: (first key, last key + 1, key opposite query 0)
+    [1, window, n + 1, 1]  causal, n packed sequences: where each begins, counted over all rows of the batch
+                           one after the other, and the end of the last; also by FlashAttention's cu_seq_lens
 
 `window` is 1 for unlimited; otherwise its size is the sliding window (a query sees itself and the window - 1
 keys before it) and the dimension has stride 0. So the window is known from the shape, without reading the
 tensor (which a compiled graph could not), and the descriptor stays three numbers per sequence. For a static
 cache transformers makes masks contiguous: 12 bytes per sequence and position of the window, still nothing of
-the size seq_q * seq_k. What cannot be said so (holes in the padding, packed sequences, chunks, overlays) is
-the exact bool mask of transformers' sdpa, read where it lies.
+the size seq_q * seq_k. What cannot be said so (holes in the padding, chunks, overlays, packed sequences in a
+compiled graph) is the exact bool mask of transformers' sdpa, read where it lies.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from transformers.masking_utils import (
     and_masks,
     bidirectional_mask_function,
     causal_mask_function,
+    packed_sequence_mask_function,
     prepare_padding_mask,
+    remap_positions_for_packed_sequence,
     sdpa_mask,
     sliding_window_overlay,
 )
@@ -40,13 +44,20 @@ NAME = "tileformer"
 _logger = logging.get_logger("tileformer")
 _AND_MASK = and_masks(causal_mask_function).__code__
 _SLIDING = sliding_window_overlay(1).__code__
+_REMAP = remap_positions_for_packed_sequence(causal_mask_function, torch.empty(0)).__code__
+_PACKED = packed_sequence_mask_function(torch.empty(0)).__code__
+
+
+def _parts(mask_function: Callable) -> tuple[Callable, ...]:
+    """The functions that and_masks() has joined in mask_function; none if that is not what it is."""
+    if getattr(mask_function, "__code__", None) is not _AND_MASK:
+        return ()
+    return mask_function.__closure__[0].cell_contents
 
 
 def _sliding_window(mask_function: Callable) -> int | None:
     """The window if mask_function is transformers' causal sliding window and nothing more, else None."""
-    if getattr(mask_function, "__code__", None) is not _AND_MASK:
-        return None
-    parts = mask_function.__closure__[0].cell_contents
+    parts = _parts(mask_function)
     if (
         len(parts) != 2
         or parts[1] is not causal_mask_function
@@ -55,6 +66,26 @@ def _sliding_window(mask_function: Callable) -> int | None:
         return None
     window = parts[0].__closure__[0].cell_contents
     return window if window > 1 else None  # a descriptor has no way to say 1
+
+
+def _packed_sequences(mask_function: Callable) -> tuple[torch.Tensor, Callable] | None:
+    """What transformers makes of packed position_ids: (the sequence of each token, int [batch, seq]; the mask
+    function within a sequence), or None for any other mask function.
+    """
+    parts = _parts(mask_function)
+    if len(parts) != 2 or [getattr(part, "__code__", None) for part in parts] != [_REMAP, _PACKED]:
+        return None
+    within = parts[0].__closure__[_REMAP.co_freevars.index("mask_function")].cell_contents
+    return parts[1].__closure__[0].cell_contents, within
+
+
+def _describe_packed(sequences: torch.Tensor, window: int | None) -> torch.Tensor:
+    """The descriptor of packed sequences, from the sequence of each token, int [batch, seq]."""
+    begins = torch.ones_like(sequences, dtype=torch.bool)
+    begins[:, 1:] = sequences[:, 1:] != sequences[:, :-1]
+    starts = begins.flatten().nonzero().int()
+    ends = torch.cat((starts, starts.new_tensor([[sequences.numel()]])))
+    return ends[None, None].expand(1, window or 1, -1, -1)
 
 
 def _key_range(padding: torch.Tensor) -> torch.Tensor | None:
@@ -95,6 +126,11 @@ def prepare_mask(
     )
     window = None
     if not (causal or bidirectional or use_vmap or torch.compiler.is_compiling()):
+        packed = _packed_sequences(mask_function) if attention_mask is None else None
+        if packed is not None:
+            window = _sliding_window(packed[1])
+            if window is not None or packed[1] is causal_mask_function:
+                return _describe_packed(packed[0], window)
         window = _sliding_window(mask_function)
         causal = window is not None
     keys = None
@@ -137,7 +173,12 @@ def prepare_mask(
 
 
 def _is_descriptor(mask: torch.Tensor) -> bool:
-    return mask.dtype == torch.int32 and mask.dim() == 4 and mask.shape[-1] in (2, 3)
+    return mask.dtype == torch.int32 and mask.dim() == 4 and mask.shape[-1] in (1, 2, 3)
+
+
+def _in_one_row(tensor: torch.Tensor) -> torch.Tensor:
+    """[batch, heads, seq, dim] -> [1, heads, batch * seq, dim]; no copy if memory is [batch, seq, ...]."""
+    return tensor.transpose(1, 2).flatten(0, 1)[None].transpose(1, 2)
 
 
 def _with_bias(mask: torch.Tensor | None, position_bias: torch.Tensor) -> torch.Tensor:
@@ -170,7 +211,9 @@ def attention_forward(
 
     query [batch, heads, seq_q, dim], key and value [batch, kv_heads, seq_k, dim]; attention_mask from
     prepare_mask() above, or any mask broadcastable to [batch, heads, seq_q, seq_k] (bool: true sees; float:
-    added). Returns (out [batch, seq_q, heads, dim_v], None): attention weights are never materialised.
+    added). cu_seq_lens_q and cu_seq_lens_k, int [n + 1], are FlashAttention's: where each of n packed
+    sequences begins over all rows, and the end of the last. They count where no mask but packing is given.
+    Returns (out [batch, seq_q, heads, dim_v], None): attention weights are never materialised.
     """
     if kwargs.get("output_attentions"):
         _logger.warning_once(
@@ -182,7 +225,13 @@ def attention_forward(
         is_causal = getattr(module, "is_causal", True)
     left, right, key_range, query_offset = -1, -1, None, None
     mask = attention_mask
-    if mask is None:
+    if mask is not None and _is_descriptor(mask) and mask.shape[-1] == 1:
+        if cu_seq_lens_q is None or cu_seq_lens_k is None:
+            cu_seq_lens_q = cu_seq_lens_k = mask[0, 0, :, 0]
+        is_causal, mask = True, None
+        if attention_mask.shape[1] > 1:
+            left = attention_mask.shape[1] - 1
+    elif mask is None:
         if is_causal and sliding_window is not None:
             left = sliding_window - 1
     elif _is_descriptor(mask):
@@ -197,8 +246,13 @@ def attention_forward(
         is_causal = False  # the mask says it already
     if position_bias is not None:
         mask = _with_bias(mask, position_bias)
-    if attention_mask is not None:
+    if mask is not None or key_range is not None:
         cu_seq_lens_q = cu_seq_lens_k = None  # the mask keeps the packed sequences apart
+    batch = query.shape[0]
+    if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
+        cu_seq_lens_q, cu_seq_lens_k = cu_seq_lens_q.int(), cu_seq_lens_k.int()
+        if batch > 1:
+            query, key, value = _in_one_row(query), _in_one_row(key), _in_one_row(value)
     out = attend(
         query,
         key,
@@ -217,7 +271,7 @@ def attention_forward(
         cu_seq_lens_k,
         dropout,
     )
-    return out.transpose(1, 2).contiguous(), None
+    return out.transpose(1, 2).contiguous().view(batch, -1, *out.shape[1::2]), None
 
 
 AttentionInterface.register(NAME, attention_forward)
