@@ -12,16 +12,16 @@
 
 namespace tileformer::torch_binding {
 
-// The arguments that attention_forward, attention_inference and attention_explain share, in the order in
+// The arguments that all operators of attention share, in the order in
 // which AttentionCall reads them; the common ones first, since every argument that a caller passes costs.
 // causal: 0 none, 1 top-left, 2 bottom-right. dropout_state: int64 [2], seed and offset, a tensor so that a
 // compiled graph can draw it anew on every run.
-#define TILEFORMER_ATTENTION_SCHEMA                                                                    \
-  "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float? scale=None, int causal=0, " \
-  "int window_left=-1, int window_right=-1, float softcap=0.0, Tensor? sinks=None, Tensor? "           \
-  "alibi_slopes=None, "                                                                                \
-  "Tensor? key_range=None, Tensor? query_offset=None, Tensor? cu_seqlens_query=None, "                 \
-  "Tensor? cu_seqlens_key=None, float dropout_p=0.0, Tensor? dropout_state=None)"
+#define TILEFORMER_ATTENTION_ARGUMENTS                                                                \
+  "Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float? scale=None, int causal=0, " \
+  "int window_left=-1, int window_right=-1, float softcap=0.0, Tensor? sinks=None, Tensor? "          \
+  "alibi_slopes=None, "                                                                               \
+  "Tensor? key_range=None, Tensor? query_offset=None, Tensor? cu_seqlens_query=None, "                \
+  "Tensor? cu_seqlens_key=None, float dropout_p=0.0, Tensor? dropout_state=None"
 
 class AttentionCall {
  public:
@@ -40,6 +40,9 @@ class AttentionCall {
   // Allocates lse [batch, heads, seq_q] and sets args.lse.
   Tensor allocate_lse();
 
+  // out and lse as a forward call returned them, for the backward.
+  void set_results(const Tensor& out, const Tensor& lse);
+
   // Runs on torch's threads; throws with the Status's message.
   void run();
 
@@ -48,8 +51,12 @@ class AttentionCall {
 
   AttentionArgs args;
 
+  const Tensor& query() const { return query_; }
+  const Tensor& key() const { return key_; }
+  const Tensor& value() const { return value_; }
+
  private:
-  Tensor query_, key_, value_;
+  Tensor query_, key_, value_, out_, lse_;
   std::optional<Tensor> attn_mask_, sinks_, alibi_slopes_, key_range_, query_offset_, cu_seqlens_query_,
       cu_seqlens_key_, dropout_state_;
 };

@@ -50,9 +50,10 @@ PyObject* get_override(PyObject*, PyObject*) { return PyBool_FromLong(torch_bind
 
 PyObject* counts(PyObject*, PyObject*) {
   const torch_binding::SdpaCounts c = torch_binding::sdpa_counts();
-  return Py_BuildValue("{s:L,s:L,s:L}", "tileformer", static_cast<long long>(c.here), "torch",
-                       static_cast<long long>(c.native), "backward_torch",
-                       static_cast<long long>(c.backward));
+  return Py_BuildValue("{s:L,s:L,s:L,s:L}", "tileformer", static_cast<long long>(c.here), "torch",
+                       static_cast<long long>(c.native), "tileformer_backward",
+                       static_cast<long long>(c.backward_here), "torch_backward",
+                       static_cast<long long>(c.backward_native));
 }
 
 PyMethodDef methods[] = {

@@ -12,6 +12,7 @@
 #include <optional>
 #include <tuple>
 
+#include "attention_backward_call.h"
 #include "attention_call.h"
 #include "status_error.h"
 #include "torch_executor.h"
@@ -21,7 +22,7 @@ namespace {
 
 using torch::stable::detail::StableLibrary;
 
-std::atomic<std::int64_t> calls_here{0}, calls_native{0}, calls_backward{0};
+std::atomic<std::int64_t> calls_here{0}, calls_native{0}, backward_here{0}, backward_native{0};
 
 AtenTensorHandle* handle_or_null(const std::optional<Tensor>& tensor, AtenTensorHandle* storage) {
   if (!tensor.has_value() || !tensor->defined()) return nullptr;
@@ -40,17 +41,22 @@ void replace_minus_infinity(const TensorView& lse) {
       }
 }
 
+void set_arguments(AttentionCall& call, bool is_causal, const std::optional<Tensor>& attn_mask,
+                   std::optional<double> scale) {
+  call.bind();
+  if (attn_mask.has_value() && attn_mask->defined())
+    call.args.attn_mask = broadcast_view_of(*attn_mask, "attn_mask");
+  call.args.causal = is_causal ? Causal::top_left : Causal::none;
+  if (scale) call.args.scale = *scale;
+}
+
 // Fails for what the plan does not support, throws nothing.
 Status forward_here(const Tensor& query, const Tensor& key, const Tensor& value, bool is_causal,
                     const std::optional<Tensor>& attn_mask, std::optional<double> scale, Tensor* out,
                     Tensor* lse) {
   AttentionCall call(query, key, value);
-  call.bind();
+  set_arguments(call, is_causal, attn_mask, scale);
   AttentionArgs& args = call.args;
-  if (attn_mask.has_value() && attn_mask->defined())
-    args.attn_mask = broadcast_view_of(*attn_mask, "attn_mask");
-  args.causal = is_causal ? Causal::top_left : Causal::none;
-  if (scale) args.scale = *scale;
   *out = call.allocate_out();
   // Compiled graphs count on [batch, seq, heads] storage seen as [batch, heads, seq].
   const auto& q = args.query.shape;
@@ -88,11 +94,19 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_out, const Tensor
                                             double dropout_p, bool is_causal,
                                             const std::optional<Tensor>& attn_mask,
                                             std::optional<double> scale) {
-  if (calls_backward.fetch_add(1, std::memory_order_relaxed) == 0)
-    aoti_torch_warn(
-        __func__, "tileformer", 0,
-        "tileformer has no attention backward yet: gradients of scaled_dot_product_attention are computed "
-        "by torch's own kernel (said once).");
+  Isa isa;
+  raise_if_failed(active_isa(&isa));
+  if (query.scalar_type() != torch::headeronly::ScalarType::Double && dropout_p == 0) {
+    AttentionCall call(query, key, value);
+    set_arguments(call, is_causal, attn_mask, scale);
+    call.set_results(out, lse);
+    AttentionBackwardCall gradients(call, grad_out, std::nullopt, AttentionBackwardCall::kInputs);
+    if (gradients.try_run()) {
+      backward_here.fetch_add(1, std::memory_order_relaxed);
+      return {gradients.gradient(0), gradients.gradient(1), gradients.gradient(2)};
+    }
+  }
+  backward_native.fetch_add(1, std::memory_order_relaxed);
   AtenTensorHandle mask = nullptr, grad_query = nullptr, grad_key = nullptr, grad_value = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu_backward(
       grad_out.get(), query.get(), key.get(), value.get(), out.get(), lse.get(), dropout_p, is_causal,
@@ -124,6 +138,8 @@ bool sdpa_override() {
   return registration != nullptr;
 }
 
-SdpaCounts sdpa_counts() { return {calls_here.load(), calls_native.load(), calls_backward.load()}; }
+SdpaCounts sdpa_counts() {
+  return {calls_here.load(), calls_native.load(), backward_here.load(), backward_native.load()};
+}
 
 }  // namespace tileformer::torch_binding

@@ -11,9 +11,9 @@ void set_sdpa_override(bool on);
 bool sdpa_override();
 
 struct SdpaCounts {
-  std::int64_t here;      // forward calls that tileformer carried out
-  std::int64_t native;    // forward calls passed on to torch's kernel
-  std::int64_t backward;  // backward calls, all of them torch's kernel
+  std::int64_t here;                            // forward calls that tileformer carried out
+  std::int64_t native;                          // forward calls passed on to torch's kernel
+  std::int64_t backward_here, backward_native;  // the same of backward calls
 };
 SdpaCounts sdpa_counts();
 

@@ -3,6 +3,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <algorithm>
+#include <array>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -120,6 +121,17 @@ Tensor empty_like_layout(const Shape4& sizes, const Tensor& like) {
   std::int32_t dtype = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
   return allocate(4, sizes.data(), dense.data(), dtype);
+}
+
+Tensor empty_dense(std::initializer_list<std::int64_t> sizes, DType dtype) {
+  std::array<std::int64_t, TensorView::kMaxRank> strides{};
+  const auto rank = static_cast<std::int64_t>(sizes.size());
+  std::int64_t step = 1;
+  for (std::int64_t i = rank - 1; i >= 0; --i) {
+    strides[i] = step;
+    step *= std::max<std::int64_t>(sizes.begin()[i], 1);
+  }
+  return allocate(rank, sizes.begin(), strides.data(), torch_code(dtype));
 }
 
 Tensor empty_in_order(const Shape3& sizes, const std::array<int, 3>& order, DType dtype) {

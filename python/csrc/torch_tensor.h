@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 
 #include "tileformer/tensor_view.h"
 
@@ -32,5 +33,8 @@ Tensor empty_like_layout(const Shape4& sizes, const Tensor& like);
 // Uninitialised CPU tensor [s0, s1, s2], dense, with the dimensions in memory as `order` says, outermost
 // first.
 Tensor empty_in_order(const Shape3& sizes, const std::array<int, 3>& order, DType dtype);
+
+// Dense, of at most 4 dimensions.
+Tensor empty_dense(std::initializer_list<std::int64_t> sizes, DType dtype);
 
 }  // namespace tileformer::torch_binding

@@ -10,12 +10,6 @@ from tileformer import _ops
 NONE, TOP_LEFT, BOTTOM_RIGHT = 0, 1, 2  # what the operator calls the kinds of causal
 
 
-def _grad_wanted(**tensors: torch.Tensor | None) -> None:
-    names = ", ".join(name for name, t in tensors.items() if t is not None and t.requires_grad)
-    if names:
-        raise NotImplementedError(_ops.NO_BACKWARD.format(names=names))
-
-
 def _refuse_tangents(**tensors: torch.Tensor | None) -> None:
     # Operators without a forward-mode formula drop tangents in silence.
     for name, t in tensors.items():
@@ -46,49 +40,49 @@ def attend(
     include/tileformer/attention.h.
 
     Returns out [batch, heads, seq_q, dim_v] in the memory layout of query, and with return_lse also the
-    natural-log sum of exponentials, float32 [batch, heads, seq_q]. Raises NotImplementedError when a gradient
-    is wanted, in backward or forward mode.
+    natural-log sum of exponentials, float32 [batch, heads, seq_q]. Both are differentiable in query, key,
+    value, sinks and a floating attn_mask. Raises NotImplementedError when another gradient is wanted: of
+    alibi_slopes, of second order, or in forward mode.
     """
-    if torch.is_grad_enabled() and (
+    differentiable = torch.is_grad_enabled() and (
         query.requires_grad
         or key.requires_grad
         or value.requires_grad
         or (attn_mask is not None and attn_mask.requires_grad)
         or (sinks is not None and sinks.requires_grad)
         or (alibi_slopes is not None and alibi_slopes.requires_grad)
-    ):
-        _grad_wanted(
-            query=query, key=key, value=value, attn_mask=attn_mask, sinks=sinks, alibi_slopes=alibi_slopes
-        )
+    )
     if forward_ad._current_level >= 0:
         _refuse_tangents(
             query=query, key=key, value=value, attn_mask=attn_mask, sinks=sinks, alibi_slopes=alibi_slopes
         )
-    op = _ops.forward if return_lse else _ops.inference
+    op = _ops.forward if return_lse or differentiable else _ops.inference
     if (
         softcap == 0
         and dropout_p == 0
         and sinks is alibi_slopes is key_range is query_offset is cu_seqlens_query is cu_seqlens_key is None
     ):  # every argument that is passed costs some 0.1 us
-        return op(query, key, value, attn_mask, scale, causal, window_left, window_right)
-    # Seed and offset come from torch's generator as a tensor: a compiled graph draws them anew on every run.
-    dropout_state = torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64) if dropout_p > 0 else None
-    return op(
-        query,
-        key,
-        value,
-        attn_mask,
-        scale,
-        causal,
-        window_left,
-        window_right,
-        softcap,
-        sinks,
-        alibi_slopes,
-        key_range,
-        query_offset,
-        cu_seqlens_query,
-        cu_seqlens_key,
-        dropout_p,
-        dropout_state,
-    )
+        result = op(query, key, value, attn_mask, scale, causal, window_left, window_right)
+    else:
+        # Seed and offset come from torch's generator as a tensor: a compiled graph draws them anew each time.
+        dropout_state = torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64) if dropout_p > 0 else None
+        result = op(
+            query,
+            key,
+            value,
+            attn_mask,
+            scale,
+            causal,
+            window_left,
+            window_right,
+            softcap,
+            sinks,
+            alibi_slopes,
+            key_range,
+            query_offset,
+            cu_seqlens_query,
+            cu_seqlens_key,
+            dropout_p,
+            dropout_state,
+        )
+    return result[0] if differentiable and not return_lse else result

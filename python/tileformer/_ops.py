@@ -1,9 +1,10 @@
 """The custom operators `torch.ops.tileformer.attention_*`: fake kernels, autocast and autograd.
 
 The operators themselves are C++ (`tileformer._C`) and registered when that module is loaded, which importing
-this one does. `attention_forward` returns `(out, lse)`; `attention_inference` returns `out` alone and has no
-autograd formula, because the formula costs some 5 us per call even where no gradient is wanted;
-`attention_explain` returns the plan as text. All three take the same arguments.
+this one does. `attention_forward` returns `(out, lse)` and is differentiable: `attention_backward` takes
+these, the gradients that arrive at them and the same arguments; `attention_inference` returns `out` alone and
+has no autograd formula, because the formula costs some 5 us per call even where no gradient is wanted;
+`attention_explain` returns the plan as text. All take the same arguments.
 """
 
 from __future__ import annotations
@@ -15,13 +16,21 @@ import torch
 from tileformer import _C  # noqa: F401  (registers the operators)
 
 forward = torch.ops.tileformer.attention_forward.default
+backward = torch.ops.tileformer.attention_backward.default
 inference = torch.ops.tileformer.attention_inference.default
 _explain = torch.ops.tileformer.attention_explain.default
+_explain_backward = torch.ops.tileformer.attention_backward_explain.default
 
-NO_BACKWARD = (
-    "tileformer has no attention backward yet, but {names} requires grad and grad mode is on. Run the call "
-    "under torch.no_grad() or torch.inference_mode(), detach the inputs, or train with torch's own "
-    "scaled_dot_product_attention (attn_implementation='sdpa' in transformers)."
+NO_DOUBLE_BACKWARD = (
+    "tileformer's attention has no second derivative: its gradients come from one fused pass that keeps no "
+    "probabilities. Where gradients of gradients are needed, use torch's scaled_dot_product_attention under "
+    "torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), or attn_implementation='eager' in "
+    "transformers."
+)
+
+NO_SLOPE_GRADIENT = (
+    "alibi_slopes requires grad, but tileformer computes no gradient for it. Detach it, or pass the bias as "
+    "a float attn_mask, which has one."
 )
 
 NO_FORWARD_MODE = (
@@ -33,6 +42,11 @@ NO_FORWARD_MODE = (
 def explain(*arguments) -> str:
     """The plan of a call with these arguments of the operator, and the slower paths that it takes."""
     return bytes(_explain(*arguments).tolist()).decode()
+
+
+def explain_backward(*arguments) -> str:
+    """The same of the backward operator."""
+    return bytes(_explain_backward(*arguments).tolist()).decode()
 
 
 def _empty_like_layout(sizes: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
@@ -76,6 +90,38 @@ def _(
     return out, query.new_empty(query.shape[:3], dtype=dtype)
 
 
+@torch.library.register_fake("tileformer::attention_backward")
+def _fake_backward(
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    wanted: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+    causal: int = 0,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    *_options,
+) -> tuple[torch.Tensor, ...]:
+    def gradient(n: int, like: torch.Tensor) -> torch.Tensor:
+        return _empty_like_layout(like.shape, like) if wanted >> n & 1 else like.new_empty(0)
+
+    mask = [1] * (4 - attn_mask.dim()) + list(attn_mask.shape) if wanted & 8 and attn_mask is not None else 0
+    return (
+        gradient(0, query),
+        gradient(1, key),
+        gradient(2, value),
+        lse.new_empty(mask),
+        lse.new_empty(sinks.shape if wanted & 16 and sinks is not None else 0),
+    )
+
+
 _AUTOCAST = torch._C.DispatchKey.AutocastCPU
 
 
@@ -99,14 +145,44 @@ for _op in (forward, inference, _explain):
     _library.impl(_op._schema.name.removeprefix("tileformer::"), _autocast_rule(_op), "AutocastCPU")
 
 
-def _refuse_autograd(ctx, inputs: tuple, output: tuple) -> None:
-    names = [argument.name for argument in forward._schema.arguments]
-    wanted = [n for n, t in zip(names, inputs) if isinstance(t, torch.Tensor) and t.requires_grad]
-    raise NotImplementedError(NO_BACKWARD.format(names=", ".join(wanted) or "an input"))
+_NAMES = [argument.name for argument in forward._schema.arguments]
+_DIFFERENTIABLE = [_NAMES.index(name) for name in ("query", "key", "value", "attn_mask", "sinks")]
 
 
-def _no_backward(ctx, *grads):
-    raise NotImplementedError(NO_BACKWARD.format(names="an input"))
+def _save_for_backward(ctx, inputs: tuple, output: tuple) -> None:
+    # torch passes no trailing arguments that have their default value.
+    inputs = (*inputs, *(argument.default_value for argument in forward._schema.arguments[len(inputs) :]))
+    if isinstance(slopes := inputs[_NAMES.index("alibi_slopes")], torch.Tensor) and slopes.requires_grad:
+        raise NotImplementedError(NO_SLOPE_GRADIENT)
+    ctx.set_materialize_grads(False)
+    tensors = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
+    ctx.tensor_arguments = tensors
+    ctx.other_arguments = tuple(None if i in tensors else x for i, x in enumerate(inputs))
+    ctx.save_for_backward(*output, *(inputs[i] for i in tensors))
 
 
-torch.library.register_autograd("tileformer::attention_forward", _no_backward, setup_context=_refuse_autograd)
+def _backward(ctx, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None):
+    out, lse, *tensors = ctx.saved_tensors
+    arguments = list(ctx.other_arguments)
+    for i, tensor in zip(ctx.tensor_arguments, tensors):
+        arguments[i] = tensor
+    needed = ctx.needs_input_grad  # of the arguments that were passed
+    wanted = sum(1 << n for n, i in enumerate(_DIFFERENTIABLE) if i < len(needed) and needed[i])
+    grads: list[torch.Tensor | None] = [None] * len(needed)
+    if wanted and not (grad_out is None and grad_lse is None):
+        if grad_out is None:
+            grad_out = torch.zeros_like(out)
+        computed = backward(grad_out, grad_lse, out, lse, wanted, *arguments)
+        for n, i in enumerate(_DIFFERENTIABLE):
+            if wanted >> n & 1:
+                like = arguments[i]
+                grads[i] = computed[n].reshape(like.shape).to(like.dtype) if n > 2 else computed[n]
+    return tuple(grads)
+
+
+def _refuse_double_backward(ctx, *grads):
+    raise NotImplementedError(NO_DOUBLE_BACKWARD)
+
+
+torch.library.register_autograd("tileformer::attention_forward", _backward, setup_context=_save_for_backward)
+torch.library.register_autograd("tileformer::attention_backward", _refuse_double_backward)

@@ -52,13 +52,16 @@ def flash_attention(
         dropout_p: probability with which a weight is dropped, 0 <= p < 1. Follows torch.manual_seed.
         return_lse: also return the natural-log sum of exponentials.
 
+    Differentiable in query, key, value, sinks and a float attn_mask (summed over the dimensions in which it
+    broadcasts); lse is differentiable too, so that blocks which are merged by it train correctly.
+
     Returns:
         out [batch, heads, seq_q, dim_v], dtype and memory layout of query; with return_lse (out, lse), lse
         float32 [batch, heads, seq_q]. A query that sees nothing gets 0 and -inf.
 
     Raises:
         ValueError: an argument does not fit; the message names it, what was given and what is allowed.
-        NotImplementedError: an input requires grad while grad mode is on.
+        NotImplementedError: alibi_slopes requires grad; a second derivative is wanted.
     """
     try:
         causal_code = _CAUSAL[causal]

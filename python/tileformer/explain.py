@@ -28,16 +28,20 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is _ops.inference or func is _ops.forward:
             return self._planned(func, args, kwargs)
+        if func is _ops.backward:
+            return self._planned_backward(args)
         if func is _SDPA:
             return self._torch_sdpa(args, kwargs)
         return func(*args, **kwargs)
 
-    def _note(self, name: str, tensors: tuple, lines: str) -> None:
-        inputs = [
-            f"  {n}: {_describe(t)}"
-            for n, t in zip(("query", "key", "value", "attn_mask"), tensors)
-            if t is not None
-        ]
+    def _note(
+        self,
+        name: str,
+        tensors: tuple,
+        lines: str,
+        names: tuple[str, ...] = ("query", "key", "value", "attn_mask"),
+    ) -> None:
+        inputs = [f"  {n}: {_describe(t)}" for n, t in zip(names, tensors) if t is not None]
         self.calls.append(
             "\n".join([f"[{len(self.calls) + 1}] {name}", *inputs, *(f"  {x}" for x in lines.splitlines())])
         )
@@ -47,6 +51,13 @@ class _Recorder(TorchDispatchMode):
         query, value = args[0], args[2]
         out = torch.zeros_like(_ops._fake_out(query, args[1], value))
         return (out, query.new_zeros(query.shape[:3], dtype=torch.float32)) if func is _ops.forward else out
+
+    def _planned_backward(self, args):
+        names = ("grad_out", "query", "key", "value", "attn_mask")
+        self._note(
+            _ops.backward._schema.name, (args[0], *args[5:9]), _ops.explain_backward(*args), names=names
+        )
+        return tuple(torch.zeros_like(t) for t in _ops._fake_backward(*args))
 
     def _torch_sdpa(self, args, kwargs):
         query, key, value, dropout_p, is_causal = (*args, 0.0, False)[:5] if len(args) < 5 else args[:5]
@@ -65,7 +76,8 @@ class _Recorder(TorchDispatchMode):
 
 
 def explain(op: Callable, /, *args, **kwargs) -> str:
-    """What tileformer would do for op(*args, **kwargs): one paragraph per attention call, with its plan.
+    """What tileformer would do for op(*args, **kwargs): one paragraph per attention call, with its plan,
+    and one per backward if op computes gradients.
 
     op is any callable: a function of tileformer, torch's scaled_dot_product_attention, or a whole model.
     Attention is planned, not computed (its results are zeros); everything else in op runs. A slower path that

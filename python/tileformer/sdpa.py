@@ -116,7 +116,7 @@ def enable() -> None:
 
     Models that call it run unchanged. It reaches every call for which torch chooses its flash kernel; calls
     with dropout, dim_v != dim, or a mask that requires grad go through torch's math path and are not seen
-    here. float64 stays with torch, and so does the backward (one warning says so). Process-wide, all threads.
+    here. Its gradients are computed here too. float64 stays with torch. Process-wide, all threads.
     """
     _C.set_sdpa_override(True)
 
