@@ -17,6 +17,7 @@ import torch  # noqa: F401  (loads the libraries that tileformer._C links)
 from tileformer._C import __version__
 from tileformer.attention import flash_attention
 from tileformer.config import isa, show_config
+from tileformer.cross_entropy import linear_cross_entropy
 from tileformer.explain import explain
 from tileformer.flash_attn import (
     flash_attn_func,
@@ -45,6 +46,7 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "isa",
+    "linear_cross_entropy",
     "scaled_dot_product_attention",
     "show_config",
 ]
