@@ -3,6 +3,7 @@
 #
 #   bash build.sh                      build and install into .venv, then a one-line proof that it works
 #   bash build.sh generate "prompt"    a real model answers (--help for its options)
+#   bash build.sh train                trains a model on text (--help for its options)
 #   bash build.sh test [part]          every test; part: quick, or one of the steps that `test --list` names
 #   bash build.sh bench [names]        benchmarks against the peers that are installed
 #   bash build.sh format               clang-format and ruff over the tree
@@ -128,6 +129,11 @@ case ${1-} in
     build
     shift
     exec "$python" -m tileformer generate "$@"
+    ;;
+  train)
+    build
+    shift
+    exec "$python" -m tileformer train "$@"
     ;;
   bench)
     build

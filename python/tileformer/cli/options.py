@@ -15,6 +15,23 @@ def positive_int(text: str) -> int:
     return value
 
 
+def whole(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 2**31:
+        raise argparse.ArgumentTypeError(f"{text!r} given, allowed are whole numbers from 0")
+    return value
+
+
+def non_negative(text: str) -> float:
+    value = _number(text)
+    if value is None or not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} given, allowed are numbers from 0")
+    return value
+
+
 def temperature(text: str) -> float:
     value = _number(text)
     if value is None or not 0 <= value <= 100:
@@ -33,6 +50,14 @@ def dtype(text: str) -> str:
     if text != "auto" and text not in DTYPE_NAMES:
         raise argparse.ArgumentTypeError(f"{text!r} given, allowed are auto, {', '.join(DTYPE_NAMES)}")
     return text
+
+
+def training_dtype(text: str) -> str:
+    # fp16 would need its loss scaled: gradients underflow.
+    name = "auto" if text == "auto" else DTYPE_NAMES.get(text)
+    if name not in ("auto", "float32", "bfloat16"):
+        raise argparse.ArgumentTypeError(f"{text!r} given, allowed are auto, bf16, fp32")
+    return name
 
 
 def _number(text: str) -> float | None:

@@ -49,7 +49,7 @@ def open_session(options: argparse.Namespace, attention: str) -> Session:
             torch.set_num_threads(options.threads)
         dtype, reason = resolve_dtype(options.dtype)
         dtype_name = str(dtype).removeprefix("torch.")
-        _require_attention(attention)
+        require_attention(attention)
         with step(f"loading {source.name}"):
             loaded = load_model(folder, dtype, attention)
             warm_up(loaded.model)
@@ -75,7 +75,8 @@ def _convert(source: ModelSource) -> Path:
         return ConversionCache(source.path).make(convert_gguf)
 
 
-def _require_attention(attention: str) -> None:
+def require_attention(attention: str) -> None:
+    """Raises UsageError if transformers does not know ``attention`` or it cannot run here."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     if attention == "tileformer":

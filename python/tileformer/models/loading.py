@@ -57,6 +57,16 @@ def load_model(folder: Path, dtype: torch.dtype, attention: str) -> LoadedModel:
     return LoadedModel(model=model.eval(), tokenizer=tokenizer)
 
 
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Loads the tokenizer in ``folder``. Raises ModelError."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the user's files: readers raise anything
+        raise ModelError(f"model {folder}: its tokenizer cannot be loaded: {error}") from error
+
+
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
     """Pauses the collector while libraries are imported and a model is built, and exempts what they leave.
