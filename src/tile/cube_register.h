@@ -152,14 +152,11 @@ TF_INLINE TileMax score_tile(const Word* k, std::int64_t stride, const Word* q, 
 
 template <int R>
 TF_NOINLINE void output_tile(const Word* v, const Word* p, int steps, float* o, bool first) {
+  // From zero: a sum of block sums is rounded less than one long sum.
   F acc[R][kVecs];
-  if (first) {
-    TF_UNROLL for (int r = 0; r < R; ++r) TF_UNROLL for (int j = 0; j < kVecs; ++j) acc[r][j] = zero();
-  } else {
-    TF_UNROLL for (int r = 0; r < R; ++r) TF_UNROLL for (int j = 0; j < kVecs; ++j) {
-      acc[r][j] = load(o + r * kLanes + j * kVecLanes);
-      prefetch(o + (R + r) * kLanes + j * kVecLanes);  // the next tile's
-    }
+  TF_UNROLL for (int r = 0; r < R; ++r) TF_UNROLL for (int j = 0; j < kVecs; ++j) {
+    acc[r][j] = zero();
+    prefetch(o + r * kLanes + j * kVecLanes);
   }
   TF_NO_UNROLL for (int s = 0; s < steps; ++s) {
     Words b[kVecs];
@@ -171,8 +168,10 @@ TF_NOINLINE void output_tile(const Word* v, const Word* p, int steps, float* o, 
     v += R;
     p += kLanes;
   }
-  TF_UNROLL for (int r = 0; r < R; ++r) TF_UNROLL for (int j = 0; j < kVecs; ++j)
-      store(o + r * kLanes + j * kVecLanes, acc[r][j]);
+  TF_UNROLL for (int r = 0; r < R; ++r) TF_UNROLL for (int j = 0; j < kVecs; ++j) {
+    float* at = o + r * kLanes + j * kVecLanes;
+    store(at, first ? acc[r][j] : add(load(at), acc[r][j]));
+  }
 }
 
 template <int R = kOutputRows>
@@ -215,8 +214,8 @@ TF_NOINLINE void lane_product_tile(const LaneProduct& x, const std::uint8_t* gro
                                    const Word* rows, const Word* columns, float* c) {
   F acc[kKeyRows][V];
   TF_UNROLL for (int r = 0; r < kKeyRows; ++r) TF_UNROLL for (int j = 0; j < V; ++j) {
-    acc[r][j] = load(c + r * x.stride + j * kVecLanes);
-    prefetch(c + (kKeyRows + r) * x.stride + j * kVecLanes);  // the next tile's
+    acc[r][j] = zero();  // as in output_tile
+    prefetch(c + r * x.stride + j * kVecLanes);
   }
   for (int i = 0; i < count; ++i) {
     const Word *a = rows + groups[i] * x.rows_of_group, *p = columns + groups[i] * x.columns_of_group;
@@ -229,8 +228,10 @@ TF_NOINLINE void lane_product_tile(const LaneProduct& x, const std::uint8_t* gro
       }
     }
   }
-  TF_UNROLL for (int r = 0; r < kKeyRows; ++r) TF_UNROLL for (int j = 0; j < V; ++j)
-      store(c + r * x.stride + j * kVecLanes, acc[r][j]);
+  TF_UNROLL for (int r = 0; r < kKeyRows; ++r) TF_UNROLL for (int j = 0; j < V; ++j) {
+    float* at = c + r * x.stride + j * kVecLanes;
+    store(at, add(load(at), acc[r][j]));
+  }
 }
 
 // Floats of a row of sums.

@@ -40,6 +40,41 @@ def test_opcheck(op, sample):
     torch.library.opcheck(op, list(operator_samples())[sample])
 
 
+@pytest.mark.parametrize("sample", range(6))
+def test_opcheck_of_the_backward(sample):
+    arguments = list(operator_samples())[sample]
+    out, lse = OPS.attention_forward(*arguments)
+    mask = len(arguments) > 3 and arguments[3] is not None and arguments[3].is_floating_point()
+    sinks = len(arguments) > 9 and arguments[9] is not None
+    wanted = 7 | 8 * mask | 16 * sinks
+    results = (torch.randn_like(out), torch.randn_like(lse), out, lse, wanted)
+    torch.library.opcheck(OPS.attention_backward.default, (*results, *arguments))
+
+
+@pytest.mark.parametrize("sample", range(6))
+def test_opcheck_with_gradients(sample):
+    arguments = [
+        t.clone().requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() and i != 10 else t
+        for i, t in enumerate(list(operator_samples())[sample])
+    ]
+    torch.library.opcheck(OPS.attention_forward.default, arguments)
+
+
+def test_compiled_training_step():
+    q, k, v = (t.requires_grad_() for t in qkv())
+    mask = torch.randn(4, 10, 14, requires_grad=True)
+
+    def loss(q, k, v, mask):
+        out, lse = tileformer.flash_attention(
+            q.sin(), k, v, attn_mask=mask, causal=True, softcap=4.0, return_lse=True
+        )
+        return out.square().sum() + lse.sum()
+
+    expected = torch.autograd.grad(loss(q, k, v, mask), (q, k, v, mask))
+    actual = torch.autograd.grad(torch.compile(loss, fullgraph=True)(q, k, v, mask), (q, k, v, mask))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
 FUNCTIONS = {
     "flash_attention": lambda q, k, v: tileformer.flash_attention(
         q, k, v, causal=True, window=(6, 0), softcap=5.0

@@ -109,13 +109,42 @@ DIFFERENTIABLE = dict(
 )
 
 
-@pytest.mark.parametrize("argument", DIFFERENTIABLE)
-def test_gradients_are_refused_by_name(argument):
-    tensors = {**DIFFERENTIABLE, argument: DIFFERENTIABLE[argument].clone().requires_grad_()}
-    with pytest.raises(NotImplementedError, match=f"{argument} requires grad.*no_grad"):
-        tileformer.flash_attention(**tensors)
-    with pytest.raises(NotImplementedError, match=r"no_grad"):
-        torch.ops.tileformer.attention_forward(Q.clone().requires_grad_(), KV, KV)
+def test_a_gradient_of_alibi_slopes_is_refused():
+    slopes = torch.ones(4, requires_grad=True)
+    with pytest.raises(NotImplementedError, match=r"alibi_slopes requires grad.*attn_mask"):
+        tileformer.flash_attention(Q, KV, KV, alibi_slopes=slopes)
+
+
+def test_a_second_derivative_is_refused():
+    q = Q.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(tileformer.flash_attention(q, KV, KV).sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match=r"no second derivative.*SDPBackend.MATH"):
+        grad.sum().backward()
+
+
+BACKWARD = torch.ops.tileformer.attention_backward
+OUT, LSE = torch.ops.tileformer.attention_forward(Q, KV, KV)
+
+
+@pytest.mark.parametrize(
+    "results, message",
+    [
+        (dict(grad_out=OUT[..., :3]), r"grad_out: got shape .*expected"),
+        (dict(grad_out=OUT.double()), "grad_out: got dtype float64, expected float32"),
+        (dict(out=OUT[:, :, :2]), "out: got shape"),
+        (dict(out=OUT.bfloat16()), "out: got dtype bfloat16"),
+        (dict(lse=LSE[..., :2]), "lse: got shape"),
+        (dict(lse=LSE.half()), "lse: got dtype float16"),
+        (dict(grad_lse=LSE[:, :1]), "grad_lse: got shape"),
+        (dict(wanted=32), "wanted is 32; allowed"),
+        (dict(wanted=8), "grad_mask: got"),
+        (dict(wanted=16), "grad_sinks: got"),
+    ],
+)
+def test_results_that_do_not_belong_to_the_inputs(results, message):
+    given = {**dict(grad_out=OUT, grad_lse=None, out=OUT, lse=LSE, wanted=7), **results}
+    with pytest.raises(ValueError, match=message):
+        BACKWARD(*given.values(), Q, KV, KV)
 
 
 @pytest.mark.parametrize("argument", DIFFERENTIABLE)

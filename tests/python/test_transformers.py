@@ -257,8 +257,40 @@ def test_a_model_can_be_explained(models):
     assert "[4] tileformer::attention_inference" in text and "[5]" not in text
 
 
-def test_training_says_what_to_do(models):
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
+def test_gradients_are_those_of_eager(models, name):
+    model = models(name)
+    inputs = dict(input_ids=tokens(), attention_mask=padding("right"), use_cache=False)
+
+    def gradients(implementation):
+        model.set_attn_implementation(implementation)
+        model.zero_grad()
+        with torch.enable_grad():
+            labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+            model(**inputs, labels=labels).loss.backward()
+        return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+    expected, actual = gradients("eager"), gradients("tileformer")
+    assert expected.keys() == actual.keys()
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_gradient_checkpointing_of_a_model(models):
     model = models("llama")
     model.set_attn_implementation("tileformer")
-    with torch.enable_grad(), pytest.raises(NotImplementedError, match="no_grad"):
-        model(tokens())
+
+    def gradient():
+        model.zero_grad()
+        with torch.enable_grad():
+            model(tokens(), labels=tokens(), use_cache=False).loss.backward()
+        return model.model.layers[0].self_attn.q_proj.weight.grad.clone()
+
+    model.train()
+    expected = gradient()
+    model.gradient_checkpointing_enable()
+    try:
+        actual = gradient()
+    finally:
+        model.gradient_checkpointing_disable()
+        model.eval()
+    assert torch.equal(actual, expected)

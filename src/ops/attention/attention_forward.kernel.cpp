@@ -93,6 +93,12 @@ TF_NOINLINE void probabilities(const KernelArgs& a, const Scratch& scratch, cons
   previous.begin();
   TF_UNROLL for (int c = 0; c < Exponentiate<kExactSum>::kSlices; ++c) previous.slice(c);
   previous.end();
+  for (int lane = 0; lane < kLanes; lane += kVecLanes) {
+    store(g.sum + lane, add(load(g.sum + lane), load(g.block_sum + lane)));
+    store(g.exact_sum + lane, add(load(g.exact_sum + lane), load(g.exact_block_sum + lane)));
+    store(g.block_sum + lane, zero());
+    store(g.exact_block_sum + lane, zero());
+  }
 }
 
 // Output rows and lse of a group.

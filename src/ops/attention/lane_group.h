@@ -24,6 +24,8 @@ struct alignas(64) LaneGroup {
   float threshold[kLanes];  // m + kThreshold in units of raw scores; -inf: no score yet
   float sum[kLanes];        // of probabilities as they are multiplied
   float exact_sum[kLanes];  // before they were rounded to 16 bits, if kept
+  // The same of the current key block: a sum of block sums is rounded less than one long sum.
+  float block_sum[kLanes], exact_block_sum[kLanes];
   // Keys [begin, end) that the lane's query may see, by everything but the mask. No query: none is excluded,
   // so that empty lanes do not make tiles special; what they compute is never written.
   std::int32_t begin[kLanes], end[kLanes];
@@ -64,7 +66,7 @@ TF_NOINLINE void init_group(const KernelArgs& a, const KernelSequence& s, std::i
   for (int l = 0; l < kLanes; ++l) {
     g.neg_max[l] = 0;
     g.threshold[l] = -kInfinity;
-    g.sum[l] = g.exact_sum[l] = 0;
+    g.sum[l] = g.exact_sum[l] = g.block_sum[l] = g.exact_block_sum[l] = 0;
     std::int64_t head, query;
     if (folded) {
       const std::int64_t row = index * kLanes + l;

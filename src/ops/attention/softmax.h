@@ -19,14 +19,14 @@ struct Exponentiate {
 
   TF_MEMBER void begin() {
     TF_UNROLL for (int j = 0; j < kVecs; ++j) {
-      sum[j] = load(group->sum + j * kVecLanes);
-      if constexpr (kExactSum) exact_sum[j] = load(group->exact_sum + j * kVecLanes);
+      sum[j] = load(group->block_sum + j * kVecLanes);
+      if constexpr (kExactSum) exact_sum[j] = load(group->exact_block_sum + j * kVecLanes);
     }
   }
   TF_MEMBER void end() {
     TF_UNROLL for (int j = 0; j < kVecs; ++j) {
-      store(group->sum + j * kVecLanes, sum[j]);
-      if constexpr (kExactSum) store(group->exact_sum + j * kVecLanes, exact_sum[j]);
+      store(group->block_sum + j * kVecLanes, sum[j]);
+      if constexpr (kExactSum) store(group->exact_block_sum + j * kVecLanes, exact_sum[j]);
     }
   }
   TF_MEMBER void slice(int c) {
@@ -66,8 +66,9 @@ TF_COLD void raise_max(const TileMax& tile, float score_scale, LaneGroup& g, Wor
     const F factor = select(move, select(fresh, zero(), exp2_whole(sub(old_max, m))), set(1.0f));
     store(g.neg_max + lane, sub(zero(), m));
     store(g.threshold + lane, select(move, div(add(m, set(kThreshold)), set(score_scale)), old_threshold));
-    store(g.sum + lane, mul(factor, load(g.sum + lane)));
-    store(g.exact_sum + lane, mul(factor, load(g.exact_sum + lane)));
+    float* const sums[] = {g.sum, g.exact_sum, g.block_sum, g.exact_block_sum};
+    for (float* sum : sums)
+      store(sum + lane, mul(factor, load(sum + lane)));
     for (int i = 0; i < words; ++i) rescale_probabilities(p + i * kLanes + lane, factor);
     if (g.started)
       for (std::int64_t d = 0; d < o_rows; ++d)
