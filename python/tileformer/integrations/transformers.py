@@ -1,4 +1,4 @@
-"""Hugging Face transformers: attn_implementation="tileformer".
+"""Hugging Face transformers: attn_implementation="tileformer", and fuse_linear_cross_entropy(model).
 
 Importing this module registers two functions: the attention of a layer, and the mask that the model prepares
 once per forward. The mask is what makes padding cheap: instead of a bool tensor [batch, 1, seq_q, seq_k] the
@@ -38,6 +38,10 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.utils import logging
 
 from tileformer._attend import BOTTOM_RIGHT, NONE, attend
+from tileformer.integrations.fused_loss import (  # noqa: F401  (part of this module's interface)
+    fuse_linear_cross_entropy,
+    unfuse_linear_cross_entropy,
+)
 
 NAME = "tileformer"
 
