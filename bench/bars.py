@@ -37,13 +37,15 @@ class Ahead:
     peer: str
     ratio: float = 1.0
     ratio_dot: float = 1.0
+    ratio_amx: float = 1.0
 
     def judge(self, result: Result) -> Verdict | None:
         ratio = result.ratio(self.peer)
         if ratio is None:
             return None
-        dot = unit_of(result.isa, result.row.case.dtype) == "dot"
-        return Verdict(f"times {self.peer}", ratio, ">=", self.ratio_dot if dot else self.ratio)
+        unit = unit_of(result.isa, result.row.case.dtype)
+        bar = {"dot": self.ratio_dot, "amx": self.ratio_amx}.get(unit, self.ratio)
+        return Verdict(f"times {self.peer}", ratio, ">=", bar)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ class AttentionCase:
     sinks: bool = False
     key_growth: float = 0.0
     threads: int = 1
+    backward: bool = False  # the gradients of query, key and value are computed, from a forward done before
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
@@ -63,8 +64,9 @@ class AttentionCase:
 
     @property
     def flops(self) -> int:
-        """Useful operations of the two products; causal counts half of full (and its diagonal)."""
-        return 4 * self.batch * self.heads * self.pairs * self.dim
+        """Useful operations of the two products (backward: five); causal counts half of full (and its
+        diagonal)."""
+        return (10 if self.backward else 4) * self.batch * self.heads * self.pairs * self.dim
 
     @property
     def mask_bytes(self) -> int:
@@ -78,6 +80,7 @@ class AttentionCase:
         """Short and complete: what a table row is called."""
         heads = str(self.heads) if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
         words = [f"{self.batch}x{heads}x{self.seq}x{self.dim}", self.dtype]
+        words += ["backward"] if self.backward else []
         words.append("causal" if self.causal else "full")
         if self.window != (-1, -1):
             words.append("window=" + ",".join(str(w) for w in self.window))

@@ -18,10 +18,10 @@ def status_kib(field: str) -> int:
     raise KeyError(field)
 
 
-def peak_of_call(call: Callable[[], torch.Tensor]) -> dict[str, float]:
+def peak_of_call(call: Callable[[], torch.Tensor | tuple[torch.Tensor, ...]]) -> dict[str, float]:
     """Runs `call` once.
 
-    Returns seconds, and extra_bytes: how far resident memory rose in the call, less the bytes of its output.
+    Returns seconds, and extra_bytes: how far resident memory rose in the call, less the bytes of its outputs.
     What is resident before (inputs, libraries, thread pools after a warm-up) does not count.
     """
     # Pages that the heap kept from freed tensors would serve the call unseen.
@@ -32,5 +32,6 @@ def peak_of_call(call: Callable[[], torch.Tensor]) -> dict[str, float]:
     out = call()
     seconds = time.perf_counter() - start
     peak = status_kib("VmHWM")
-    extra_bytes = (peak - before) * 1024 - out.numel() * out.element_size()
+    outputs = out if isinstance(out, tuple) else (out,)
+    extra_bytes = (peak - before) * 1024 - sum(t.numel() * t.element_size() for t in outputs)
     return {"seconds": seconds, "extra_bytes": max(0, extra_bytes)}

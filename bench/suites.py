@@ -141,6 +141,56 @@ def overhead(full: bool) -> list[Row]:
     return rows
 
 
+def attention_backward(full: bool) -> list[Row]:
+    """Gradients from one fused pass, beside torch's flash backward and its unfused one (dQ, dK, dV apart)."""
+    long = AttentionCase(dim=128, seq=4096, backward=True)
+    wide = AttentionCase(dim=64, seq=4096, backward=True)
+    cold = AttentionCase(dim=64, seq=1024, heads=16, causal=True, backward=True)
+    ahead = (Ahead("torch-flash", ratio_dot=1.6, ratio_amx=3.0),)
+    rows = []
+    for dtype in ("bf16", "fp16", "fp32"):
+        fma = {"fp16": 85, "fp32": 88}.get(dtype)
+        for case, dot in ((long, 88), (long.with_(causal=True), 85), (wide, 88), (cold, 80)):
+            bars = (PercentOfPeak(dot=dot, amx=45, fma=fma, avx2=80), *ahead)
+            peers = ("torch-flash", "torch-math") if case == long else ("torch-flash",)
+            rows.append(Row(case.with_(dtype=dtype), peers=peers, bars=bars))
+        if full:
+            for case in (
+                cold.with_(seq=128),
+                cold.with_(seq=512),
+                long.with_(heads=8, kv_heads=2, causal=True),
+            ):
+                rows.append(Row(case.with_(dtype=dtype), peers=("torch-flash",), bars=ahead))
+    return rows
+
+
+def backward_features(full: bool) -> list[Row]:
+    """What each option costs in the backward beyond its share of the work."""
+    plain = AttentionCase(dim=128, seq=2048, causal=True, backward=True)
+    rows = []
+    for option in (
+        {"window": (512, 0)},
+        {"softcap": 30.0},
+        {"alibi": True},
+        {"sinks": True},
+        {"mask": "bool"},
+    ):
+        factor = 1.25 if "softcap" in option else 1.10
+        bars = (CostPerWork("plain", factor),)
+        rows.append(Row(plain.with_(**option), {"plain": plain}, peers=(), bars=bars))
+    return rows
+
+
+def backward_threads(full: bool) -> list[Row]:
+    """Two threads against one in the backward, on many heads and on one."""
+    rows = []
+    for heads, seq, causal in ((8, 1024, True), (1, 4096, False), (1, 4096, True), (1, 1024, True)):
+        case = AttentionCase(dim=128, seq=seq, heads=heads, causal=causal, backward=True, threads=2)
+        bars = (SpeedUp("1 thread", 1.9), Ahead("torch-flash", ratio_dot=1.6))
+        rows.append(Row(case, {"1 thread": case.with_(threads=1)}, peers=("torch-flash",), bars=bars))
+    return rows
+
+
 SUITES: dict[str, Callable[[bool], list[Row]]] = {
     "main": main,
     "head_dim": head_dim,
@@ -152,4 +202,7 @@ SUITES: dict[str, Callable[[bool], list[Row]]] = {
     "isa": isa,
     "threads": threads,
     "overhead": overhead,
+    "attention_backward": attention_backward,
+    "backward_features": backward_features,
+    "backward_threads": backward_threads,
 }

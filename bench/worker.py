@@ -5,6 +5,7 @@ Whatever libraries print goes to stderr. Requests ("do"):
 
   open     contender              -> the contender's description, or {"unavailable": reason}
   prepare  key, case, check       -> {"error": relative error or null}, or {"unsupported": reason}
+  prepare_loss                    the same for a LossCase
   time     key, seconds           -> {"best": seconds per call, "calls": number of calls}
   peak     dtype                  -> {"gflops": one thread's peak of the unit in use, or null}
   read     threads                -> {"gb_per_s": streaming read of memory}
@@ -25,7 +26,9 @@ import torch
 
 from bench import contenders
 from bench.case import AttentionCase
+from bench.gradients import backward_call, gradient_error
 from bench.inputs import TOLERANCE, error_of, make_inputs
+from bench.loss_case import LossCase, LossInputs
 from bench.memory import peak_of_call
 
 DTYPE_CODES = {"fp32": 0, "fp16": 1, "bf16": 2}  # tileformer::DType
@@ -36,7 +39,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.contender: contenders.Contender | None = None
-        self.prepared: dict[str, tuple[AttentionCase, Callable[[], torch.Tensor]]] = {}
+        self.prepared: dict[str, tuple[AttentionCase | LossCase, Callable[[], Any]]] = {}
 
     def open(self, contender: str) -> dict[str, Any]:
         try:
@@ -48,13 +51,30 @@ class Worker:
     def prepare(self, key: str, case: dict[str, Any], check: bool = True) -> dict[str, Any]:
         problem = AttentionCase(**case)
         torch.set_num_threads(problem.threads)
-        inputs = make_inputs(problem)
+        with torch.inference_mode(not problem.backward):
+            inputs = make_inputs(problem)
         try:
-            call = self.contender.prepare(problem, inputs)
-            error = error_of(problem, inputs, call()) if check else None
+            if problem.backward:
+                call = backward_call(self.contender, problem, inputs)
+                error = gradient_error(problem, inputs, call()) if check else None
+            else:
+                call = self.contender.prepare(problem, inputs)
+                error = error_of(problem, inputs, call()) if check else None
         except (contenders.Unsupported, RuntimeError, ValueError, TypeError) as reason:
             return {"unsupported": str(reason).splitlines()[0]}
         # `not <=` also refuses a NaN.
+        if error is not None and not error <= TOLERANCE[problem.dtype]:
+            return {"unsupported": f"wrong result: relative error {error:.2g}"}
+        self.prepared[key] = problem, call
+        return {"error": error}
+
+    def prepare_loss(self, key: str, case: dict[str, Any], check: bool = True) -> dict[str, Any]:
+        problem = LossCase(**case)
+        torch.set_num_threads(problem.threads)
+        with torch.inference_mode(False):
+            inputs = LossInputs.of(problem)
+            call = inputs.step(self.contender.loss())
+            error = inputs.error_of(call()) if check else None
         if error is not None and not error <= TOLERANCE[problem.dtype]:
             return {"unsupported": f"wrong result: relative error {error:.2g}"}
         self.prepared[key] = problem, call
