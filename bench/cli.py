@@ -1,6 +1,6 @@
 """The command line of the benchmark.
 
-python bench/run.py [names] [--full]        measure; names are suites ('attention' or none: all of them)
+python bench/run.py [names] [--full]        measure; names are suites ('attention', or none: all of its)
 python bench/run.py compare A.json B.json   gains and losses between two runs
 python bench/run.py bars RESULTS.json       every bar of a run, reached or not, as a Markdown table
 python bench/run.py plot RESULTS.json       draws the figures of the README
@@ -21,10 +21,10 @@ from bench import compare, environment, memory_suite, peer_packages, summary
 from bench.contenders import PEERS
 from bench.runner import Runner
 from bench.suites import SUITES
-from bench.summary import MEMORY_SUITES
+from bench.summary import MEMORY_SUITES, TRAINING_SUITE
 from bench.table import heading, lines_of
 
-NAMES = [*SUITES, *MEMORY_SUITES]
+NAMES = [*SUITES, *MEMORY_SUITES]  # of attention
 DEFAULT_OUTPUT = Path("build/bench")
 
 
@@ -32,27 +32,32 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", help=f"suites: {', '.join(NAMES)}; with or without 'attention.'")
+    parser.add_argument(
+        "names", nargs="*", help=f"suites: {', '.join(NAMES)} (or with 'attention.'), {TRAINING_SUITE}"
+    )
     parser.add_argument("--full", action="store_true", help="all rows, more rounds, 128K tokens")
     parser.add_argument("--peers", default=",".join(PEERS), help="who takes part (default %(default)s)")
     parser.add_argument("--threads", type=int, help="of rows that do not say it themselves (default 1)")
     parser.add_argument("--seconds", type=float, help="time per row (default 2, with --full 8)")
+    parser.add_argument("--layers", type=int, help=f"of {TRAINING_SUITE}'s model (default 2, with --full 30)")
     parser.add_argument("--json", type=Path, help=f"results (default {DEFAULT_OUTPUT}/<time>-<isa>.json)")
     return parser
 
 
 def resolve(names: list[str]) -> list[str]:
-    """Suites in their order. 'attention' and no name at all mean every suite. Raises SystemExit on others."""
+    """Suites in their order. 'attention' and no name at all mean NAMES. Raises SystemExit on others."""
     chosen = set()
     for name in names or ["attention"]:
         suite = name.removeprefix("attention.")
         if name == "attention":
             chosen.update(NAMES)
-        elif suite in NAMES:
+        elif suite in NAMES or name == TRAINING_SUITE:
             chosen.add(suite)
         else:
-            raise SystemExit(f"bench: no suite {name!r}; there are: attention, {', '.join(NAMES)}")
-    return [name for name in NAMES if name in chosen]
+            raise SystemExit(
+                f"bench: no suite {name!r}; there are: attention, {', '.join(NAMES)}, {TRAINING_SUITE}"
+            )
+    return [name for name in (*NAMES, TRAINING_SUITE) if name in chosen]
 
 
 def _run_rows(suite: str, runner: Runner, full: bool, threads: int | None) -> list[dict[str, Any]]:
@@ -82,6 +87,20 @@ def _run_memory(suite: str, peers: list[str], notes: list[str], full: bool) -> d
     return {"points": points, "bars": [{**verdict.__dict__, "pass": verdict.passed} for verdict in verdicts]}
 
 
+def _run_training(notes: list[str], full: bool, layers: int | None) -> dict[str, Any]:
+    from bench import training_suite  # transformers is needed for nothing else
+
+    print(f"\n{TRAINING_SUITE}: {training_suite.__doc__}")
+    points, verdicts = [], []
+    for group in training_suite.run(training_suite.cases(full, layers, DEFAULT_OUTPUT), notes):
+        print("\n".join(training_suite.lines_of(group)), flush=True)
+        points += group
+        verdicts += training_suite.judge(group)
+    for verdict in verdicts:
+        print(f"  bar: {verdict}")
+    return {"points": points, "bars": [{**verdict.__dict__, "pass": verdict.passed} for verdict in verdicts]}
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Measures the chosen suites, prints them as they come, and writes one JSON file."""
     peers = [name for name in arguments.peers.split(",") if name]
@@ -93,7 +112,9 @@ def run(arguments: argparse.Namespace) -> int:
         runner.note(remark)
     try:
         for suite in resolve(arguments.names):
-            if suite in MEMORY_SUITES:
+            if suite == TRAINING_SUITE:
+                report[suite] = _run_training(runner.notes, arguments.full, arguments.layers)
+            elif suite in MEMORY_SUITES:
                 report[suite] = _run_memory(suite, peers, runner.notes, arguments.full)
             else:
                 report["rows"] += _run_rows(suite, runner, arguments.full, arguments.threads)
@@ -103,7 +124,8 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"\n{summary.shortfalls(report)}")
     if runner.notes:
         print("notes:\n  " + "\n  ".join(runner.notes))
-    points = [point for suite in MEMORY_SUITES for point in report.get(suite, {}).get("points", [])]
+    suites = (*MEMORY_SUITES, TRAINING_SUITE)
+    points = [point for suite in suites for point in report.get(suite, {}).get("points", [])]
     measured = report["rows"] or points
     if not measured:
         print("bench: nothing was measured", file=sys.stderr)

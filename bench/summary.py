@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 MEMORY_SUITES = ("memory", "published")
+TRAINING_SUITE = "training"
 
 
 def bars_of(report: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -16,7 +17,7 @@ def bars_of(report: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for row in report["rows"]:
         for bar in row["bars"]:
             yield f"{row['suite']}: {row['label']}, {row['threads']} thr, {row['isa']}", bar
-    for suite in MEMORY_SUITES:
+    for suite in (*MEMORY_SUITES, TRAINING_SUITE):
         for bar in report.get(suite, {}).get("bars", []):
             yield suite, bar
 
