@@ -17,11 +17,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench import compare, environment, memory_suite, peer_packages, summary
+from bench import compare, environment, loss_suite, memory_suite, peer_packages, summary
 from bench.contenders import PEERS
 from bench.runner import Runner
 from bench.suites import SUITES
-from bench.summary import MEMORY_SUITES, TRAINING_SUITE
+from bench.summary import LOSS_SUITE, MEMORY_SUITES, TRAINING_SUITE
 from bench.table import heading, lines_of
 
 NAMES = [*SUITES, *MEMORY_SUITES]  # of attention
@@ -33,7 +33,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "names", nargs="*", help=f"suites: {', '.join(NAMES)} (or with 'attention.'), {TRAINING_SUITE}"
+        "names",
+        nargs="*",
+        help=f"suites: {', '.join(NAMES)} (or with 'attention.'), {TRAINING_SUITE}, {LOSS_SUITE}",
     )
     parser.add_argument("--full", action="store_true", help="all rows, more rounds, 128K tokens")
     parser.add_argument("--peers", default=",".join(PEERS), help="who takes part (default %(default)s)")
@@ -51,13 +53,14 @@ def resolve(names: list[str]) -> list[str]:
         suite = name.removeprefix("attention.")
         if name == "attention":
             chosen.update(NAMES)
-        elif suite in NAMES or name == TRAINING_SUITE:
+        elif suite in NAMES or name in (TRAINING_SUITE, LOSS_SUITE):
             chosen.add(suite)
         else:
             raise SystemExit(
-                f"bench: no suite {name!r}; there are: attention, {', '.join(NAMES)}, {TRAINING_SUITE}"
+                f"bench: no suite {name!r}; there are: attention, {', '.join(NAMES)}, {TRAINING_SUITE}, "
+                f"{LOSS_SUITE}"
             )
-    return [name for name in (*NAMES, TRAINING_SUITE) if name in chosen]
+    return [name for name in (*NAMES, TRAINING_SUITE, LOSS_SUITE) if name in chosen]
 
 
 def _run_rows(suite: str, runner: Runner, full: bool, threads: int | None) -> list[dict[str, Any]]:
@@ -82,6 +85,18 @@ def _run_memory(suite: str, peers: list[str], notes: list[str], full: bool) -> d
         print(memory_suite.line_of(point), flush=True)
         points.append(point)
     verdicts = memory_suite.judge_curve(points) if curve else memory_suite.judge_published(points)
+    for verdict in verdicts:
+        print(f"  bar: {verdict}")
+    return {"points": points, "bars": [{**verdict.__dict__, "pass": verdict.passed} for verdict in verdicts]}
+
+
+def _run_loss(notes: list[str], full: bool, threads: int | None) -> dict[str, Any]:
+    print(f"\n{LOSS_SUITE}: {loss_suite.__doc__}")
+    points = []
+    for point in loss_suite.run(full, threads, notes):
+        print(loss_suite.line_of(point), flush=True)
+        points.append(point)
+    verdicts = loss_suite.judge(points)
     for verdict in verdicts:
         print(f"  bar: {verdict}")
     return {"points": points, "bars": [{**verdict.__dict__, "pass": verdict.passed} for verdict in verdicts]}
@@ -112,7 +127,9 @@ def run(arguments: argparse.Namespace) -> int:
         runner.note(remark)
     try:
         for suite in resolve(arguments.names):
-            if suite == TRAINING_SUITE:
+            if suite == LOSS_SUITE:
+                report[suite] = _run_loss(runner.notes, arguments.full, arguments.threads)
+            elif suite == TRAINING_SUITE:
                 report[suite] = _run_training(runner.notes, arguments.full, arguments.layers)
             elif suite in MEMORY_SUITES:
                 report[suite] = _run_memory(suite, peers, runner.notes, arguments.full)
@@ -124,7 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"\n{summary.shortfalls(report)}")
     if runner.notes:
         print("notes:\n  " + "\n  ".join(runner.notes))
-    suites = (*MEMORY_SUITES, TRAINING_SUITE)
+    suites = (*MEMORY_SUITES, TRAINING_SUITE, LOSS_SUITE)
     points = [point for suite in suites for point in report.get(suite, {}).get("points", [])]
     measured = report["rows"] or points
     if not measured:

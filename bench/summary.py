@@ -10,6 +10,7 @@ from typing import Any
 
 MEMORY_SUITES = ("memory", "published")
 TRAINING_SUITE = "training"
+LOSS_SUITE = "linear_cross_entropy"
 
 
 def bars_of(report: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -17,7 +18,7 @@ def bars_of(report: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for row in report["rows"]:
         for bar in row["bars"]:
             yield f"{row['suite']}: {row['label']}, {row['threads']} thr, {row['isa']}", bar
-    for suite in (*MEMORY_SUITES, TRAINING_SUITE):
+    for suite in (*MEMORY_SUITES, TRAINING_SUITE, LOSS_SUITE):
         for bar in report.get(suite, {}).get("bars", []):
             yield suite, bar
 

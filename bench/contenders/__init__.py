@@ -48,8 +48,14 @@ MODULES = {
     "vllm": "vllm_cpu",
 }
 PEERS = [name for name in MODULES if name != "tileformer"]
+# The same for losses; their class has loss() in place of prepare() (bench/loss_suite.py).
+LOSS_MODULES = {
+    "tileformer-loss": "tileformer_loss",
+    "torch-loss": "torch_loss",
+    "torch-loss-fp32": "torch_loss_fp32",
+}
 
 
 def open_contender(name: str) -> Contender:
     """Starts a contender in this process. Raises Unavailable."""
-    return importlib.import_module(f"bench.contenders.{MODULES[name]}").Implementation()
+    return importlib.import_module(f"bench.contenders.{(MODULES | LOSS_MODULES)[name]}").Implementation()
