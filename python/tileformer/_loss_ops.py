@@ -102,7 +102,7 @@ def _backward_kernel(
         options = LossOptions(ignore_index, label_smoothing, z_loss, softcap)
         row_scale = factor.expand(target.shape)
         _, found = loss_pass(hidden, weight, target, bias, options, want=want, row_scale=row_scale)
-        gradients, factor = (found.hidden, found.weight, found.bias), torch.ones_like(factor[..., :0].sum())
+        gradients, factor = (found.hidden, found.weight, found.bias), factor.new_ones(())
     return tuple(
         _scaled(g, factor, t.dtype) if w else hidden.new_empty(0) for w, g, t in zip(want, gradients, inputs)
     )

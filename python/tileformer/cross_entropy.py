@@ -53,7 +53,7 @@ def linear_cross_entropy(
     grad = torch.is_grad_enabled()
     want = [grad and t is not None and t.requires_grad for t in (hidden, weight, bias)]
     loss, *_ = _loss_ops.forward(
-        hidden.reshape(-1, hidden.shape[-1]),
+        hidden.reshape(target.numel(), hidden.shape[-1]),
         weight,
         target.reshape(-1),
         bias,

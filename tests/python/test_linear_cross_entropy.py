@@ -108,6 +108,7 @@ def test_chunks_are_planned_from_sizes_alone():
     assert _loss_pass.rows_per_chunk(4096, 576, 49152) == 256
     assert _loss_pass.rows_per_chunk(4096, 128, 49152) == 128
     assert _loss_pass.rows_per_chunk(4096, 8, 49152) == 64
+    assert _loss_pass.rows_per_chunk(100000, 576, 1000) == 1048
     assert _loss_pass.rows_per_chunk(10, 576, 49152) == 10
     assert _loss_pass.rows_per_chunk(0, 576, 49152) == 1
 
@@ -158,6 +159,20 @@ def test_no_rows():
     loss.backward()
     assert loss.isnan() and (weight.grad == 0).all()
     assert linear_cross_entropy(hidden, weight, target, reduction="none").shape == (0,)
+
+
+def test_no_features():
+    hidden, weight = torch.zeros(4, 0, requires_grad=True), torch.zeros(10, 0, requires_grad=True)
+    loss = linear_cross_entropy(hidden, weight, torch.arange(4))
+    loss.backward()
+    torch.testing.assert_close(loss.detach(), torch.tensor(10.0).log())
+
+
+def test_one_row_without_batch():
+    hidden, weight, _, target = problem(rows=(1,))
+    target[0] = 3
+    loss = linear_cross_entropy(hidden[0], weight, target[0], reduction="none")
+    assert loss.shape == () and torch.equal(loss, linear_cross_entropy(hidden, weight, target))
 
 
 def test_any_strides():
