@@ -58,7 +58,7 @@ def weight_rows_per_slice(vocab: int, hidden_size: int) -> int:
 
 def multiplies_bf16() -> bool:
     """Whether torch's matmul multiplies bf16 with instructions for it, instead of emulating them."""
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         return False
     if platform.machine() in ("x86_64", "AMD64"):  # there oneDNN "supports" it from AVX-512 on, by conversion
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
