@@ -307,6 +307,13 @@ def test_requests_that_make_no_sense_exit_with_2(inputs, tmp_path, monkeypatch, 
     assert not os.listdir(tmp_path)
 
 
+def test_a_run_is_resumed_from_another_folder(inputs, whole_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(Path(inputs[1]).parent)
+    assert train(("tiny.gguf", "text"), tmp_path / "run", steps=2) == 0
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--resume", "--out", "run", "--steps", "2", "--text", inputs[1]]) == 0
+
+
 def test_a_resumed_run_goes_on_as_it_began(whole_run, capsys):
     assert main(["train", "--resume", "--out", str(whole_run), "--steps", "50"]) == 2
     assert f"--steps 50: the run in {whole_run} has {STEPS}" in capsys.readouterr().err

@@ -16,7 +16,7 @@ _BASE = "sdpa"
 
 
 def run(given: dict[str, Any], names: str) -> int:
-    settings = Settings(**{"steps": _STEPS, **given})
+    settings = Settings(**{"steps": _STEPS, **given}).with_absolute_paths()
     settings.resolve()
     contenders = parse_contenders(names) if names else default_contenders()
     with step("loading libraries"):

@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
         return compare_training.run({name: given[name] for name in names}, given["compare"])
     if "resume" in given:
         return _resume(given, names)
-    settings = Settings(**{name: given[name] for name in names})
+    settings = Settings(**{name: given[name] for name in names}).with_absolute_paths()
     settings.resolve()  # says what is wrong before anything is waited for
     path = Path(given.get("out") or time.strftime("runs/%Y%m%d-%H%M%S"))
     refuse_used(path)
@@ -126,8 +126,9 @@ def _resume(given: dict, names: list[str]) -> int:
         raise UsageError("--resume needs --out, the folder of the run")
     path = Path(given["out"])
     settings = read_settings(path)
+    asked = replace(settings, **{name: given[name] for name in names}).with_absolute_paths()
     for name in names:
-        if name not in _CHANGEABLE and given[name] != getattr(settings, name):
+        if name not in _CHANGEABLE and getattr(asked, name) != getattr(settings, name):
             raise UsageError(
                 f"{_option(name)} {given[name]}: the run in {path} has {getattr(settings, name)}, and a "
                 "resumed run goes on as it began; leave the option out"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from tileformer.training.errors import TrainingError
@@ -49,6 +50,19 @@ class Settings:
     def is_new(self) -> bool:
         """Whether training starts from random weights."""
         return self.model in SHAPES
+
+    def with_absolute_paths(self) -> Settings:
+        """The same settings, meaning the same files from every folder: a run may be resumed elsewhere."""
+        paths = {name: getattr(self, name) for name in ("model", "tokenizer", "text")}
+        named = self.model in (*SHAPES, SMOLLM2)
+        return replace(
+            self,
+            **{
+                name: str(Path(path).expanduser().absolute())
+                for name, path in paths.items()
+                if path is not None and not (name == "model" and named) and Path(path).expanduser().exists()
+            },
+        )
 
     def resolve(self) -> Settings:
         """These settings with the defaults that depend on the model. Raises TrainingError."""
