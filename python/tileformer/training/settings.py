@@ -14,7 +14,7 @@ ATTENTIONS = ("tileformer", "sdpa", "eager")
 
 # Shapes of models with random weights. The first reads well after a few minutes on two cores.
 SHAPES: dict[str, dict[str, int]] = {
-    NEW: {"layers": 4, "hidden": 192, "heads": 6, "kv_heads": 2, "intermediate": 512},
+    NEW: {"layers": 4, "hidden": 192, "heads": 4, "kv_heads": 2, "intermediate": 512},
     SMOLLM2_RANDOM: {"layers": 30, "hidden": 576, "heads": 9, "kv_heads": 3, "intermediate": 1536},
 }
 _NEW_LEARNING_RATE, _CONTINUED_LEARNING_RATE = 2e-3, 1e-4
@@ -77,7 +77,7 @@ class Settings:
                 )
         if self.tokenizer is not None and not self.is_new:
             raise TrainingError(f"--tokenizer is for a new model; {self.model!r} brings its own")
-        if self.is_new and self.hidden is not None and self.intermediate is None and self.model == NEW:
+        if self.is_new and self.hidden is not None and self.intermediate is None:
             changes["intermediate"] = _intermediate(self.hidden)
         if self.learning_rate is None:
             changes["learning_rate"] = _NEW_LEARNING_RATE if self.is_new else _CONTINUED_LEARNING_RATE
