@@ -209,8 +209,6 @@ def _say_that_it_ends() -> None:
 def _report(folder: RunFolder, settings: Settings, records: list[Record]) -> None:
     if not records:  # a finished run whose log is gone
         return
-    if not records:  # a finished run whose log is gone
-        return
     losses = [record.loss for record in records]
     title = f"{settings.model}, {settings.attn} attention, {settings.dtype}"
     plot = folder.path / "loss.png"
