@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.autograd import forward_ad
 
 from tileformer import _loss_ops
 
@@ -47,9 +48,11 @@ def linear_cross_entropy(
 
     Raises:
         ValueError: an argument does not fit; the message names it, what was given and what is allowed.
-        NotImplementedError: a second derivative is asked for.
+        NotImplementedError: a second or a forward-mode derivative is asked for.
     """
     _check(hidden, weight, target, bias, label_smoothing, z_loss, softcap, reduction)
+    if forward_ad._current_level >= 0:
+        _refuse_tangents(hidden=hidden, weight=weight, bias=bias)
     grad = torch.is_grad_enabled()
     want = [grad and t is not None and t.requires_grad for t in (hidden, weight, bias)]
     loss, *_ = _loss_ops.forward(
@@ -65,6 +68,16 @@ def linear_cross_entropy(
         *want,
     )
     return loss.reshape(target.shape) if reduction == "none" else loss
+
+
+def _refuse_tangents(**tensors: torch.Tensor | None) -> None:
+    # Operators without a forward-mode formula drop tangents in silence.
+    for name, tensor in tensors.items():
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError(
+                f"tileformer.linear_cross_entropy has no forward-mode derivative (jvp), but {name} carries a "
+                "tangent; detach it, or use torch.nn.functional.linear and cross_entropy"
+            )
 
 
 def _wrong(name: str, given: object, allowed: str) -> ValueError:

@@ -248,6 +248,13 @@ def test_double_backward_is_refused():
             gradient.sum().backward()
 
 
+def test_forward_mode_is_refused():
+    hidden, weight, _, target = problem()
+    tangent = torch.ones_like(weight)
+    with pytest.raises(NotImplementedError, match="jvp.*weight carries a tangent"):
+        torch.func.jvp(lambda w: linear_cross_entropy(hidden, w, target), (weight.detach(),), (tangent,))
+
+
 WRONG = {
     "target: got 1000 in row 4": dict(target=1000),
     "target: got -1 in row 4, expected 0 to 999, or ignore_index -100": dict(target=-1),
