@@ -251,7 +251,7 @@ def test_double_backward_is_refused():
 def test_forward_mode_is_refused():
     hidden, weight, _, target = problem()
     tangent = torch.ones_like(weight)
-    with pytest.raises(NotImplementedError, match="jvp.*weight carries a tangent"):
+    with pytest.raises(NotImplementedError, match=r"jvp.*weight carries a tangent"):
         torch.func.jvp(lambda w: linear_cross_entropy(hidden, w, target), (weight.detach(),), (tangent,))
 
 
