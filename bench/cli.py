@@ -1,6 +1,6 @@
 """The command line of the benchmark.
 
-python bench/run.py [names] [--full]        measure; names are suites ('attention', or none: all of its)
+python bench/run.py [names] [--full]        measure; names are suites or groups of them (--help lists them)
 python bench/run.py compare A.json B.json   gains and losses between two runs
 python bench/run.py bars RESULTS.json       every bar of a run, reached or not, as a Markdown table
 python bench/run.py plot RESULTS.json       draws the figures of the README
@@ -20,11 +20,16 @@ from typing import Any
 from bench import compare, environment, loss_suite, memory_suite, peer_packages, summary
 from bench.contenders import PEERS
 from bench.runner import Runner
-from bench.suites import SUITES
+from bench.suites import BACKWARD_SUITES, FORWARD_SUITES, SUITES
 from bench.summary import LOSS_SUITE, MEMORY_SUITES, TRAINING_SUITE
 from bench.table import heading, lines_of
 
-NAMES = [*SUITES, *MEMORY_SUITES]  # of attention
+GROUPS = {
+    "attention": [*FORWARD_SUITES, "memory", "published"],
+    "attention_backward": [*BACKWARD_SUITES, "backward_memory"],
+}
+ALONE = [TRAINING_SUITE, LOSS_SUITE]  # long ones, which run only by name
+NAMES = [name for group in GROUPS.values() for name in group] + ALONE
 DEFAULT_OUTPUT = Path("build/bench")
 
 
@@ -35,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "names",
         nargs="*",
-        help=f"suites: {', '.join(NAMES)} (or with 'attention.'), {TRAINING_SUITE}, {LOSS_SUITE}",
+        help=f"suites: {', '.join(NAMES)}; or {', '.join(GROUPS)}, which are several (default: these)",
     )
     parser.add_argument("--full", action="store_true", help="all rows, more rounds, 128K tokens")
     parser.add_argument("--peers", default=",".join(PEERS), help="who takes part (default %(default)s)")
@@ -47,27 +52,21 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def resolve(names: list[str]) -> list[str]:
-    """Suites in their order. 'attention' and no name at all mean NAMES. Raises SystemExit on others."""
+    """Suites in their order; a group means all of its suites, no name means all groups. Raises SystemExit."""
     chosen = set()
-    for name in names or ["attention"]:
-        suite = name.removeprefix("attention.")
-        if name == "attention":
-            chosen.update(NAMES)
-        elif suite in NAMES or name in (TRAINING_SUITE, LOSS_SUITE):
-            chosen.add(suite)
-        else:
-            raise SystemExit(
-                f"bench: no suite {name!r}; there are: attention, {', '.join(NAMES)}, {TRAINING_SUITE}, "
-                f"{LOSS_SUITE}"
-            )
-    return [name for name in (*NAMES, TRAINING_SUITE, LOSS_SUITE) if name in chosen]
+    for name in names or GROUPS:
+        suite = name.split(".")[-1] if name.split(".")[0] in GROUPS else name
+        if name not in GROUPS and suite not in NAMES:
+            raise SystemExit(f"bench: no suite {name!r}; there are: {', '.join([*GROUPS, *NAMES])}")
+        chosen.update(GROUPS.get(name, [suite]))
+    return [name for name in NAMES if name in chosen]
 
 
 def _run_rows(suite: str, runner: Runner, full: bool, threads: int | None) -> list[dict[str, Any]]:
     print(heading(suite, SUITES[suite].__doc__.splitlines()[0]), flush=True)
     results = []
     for row in SUITES[suite](full):
-        if threads is not None and suite not in ("threads", "overhead"):
+        if threads is not None and suite not in ("threads", "overhead", "backward_threads"):
             row = row.with_threads(threads)
         result = runner.measure(suite, row)
         if result is not None:
@@ -78,13 +77,12 @@ def _run_rows(suite: str, runner: Runner, full: bool, threads: int | None) -> li
 
 def _run_memory(suite: str, peers: list[str], notes: list[str], full: bool) -> dict[str, Any]:
     print(f"\n{suite}: {memory_suite.__doc__}")
-    curve = suite == "memory"
-    cases = memory_suite.curve_cases(full) if curve else [memory_suite.published_case(full)]
+    suite_of = memory_suite.SUITES[suite]
     points = []
-    for point in memory_suite.run(cases, peers, notes):
+    for point in memory_suite.run(suite_of.cases(full), peers, notes):
         print(memory_suite.line_of(point), flush=True)
         points.append(point)
-    verdicts = memory_suite.judge_curve(points) if curve else memory_suite.judge_published(points)
+    verdicts = suite_of.judge(points)
     for verdict in verdicts:
         print(f"  bar: {verdict}")
     return {"points": points, "bars": [{**verdict.__dict__, "pass": verdict.passed} for verdict in verdicts]}

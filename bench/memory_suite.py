@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from bench.case import AttentionCase
@@ -66,7 +67,7 @@ def curve_cases(full: bool) -> list[AttentionCase]:
 def run(cases: list[AttentionCase], peers: list[str], notes: list[str]) -> Iterator[dict[str, Any]]:
     """Points as they are measured; what is skipped goes to notes."""
     for case in cases:
-        for contender in CONTENDERS:
+        for contender in (BASE,) if case.backward else CONTENDERS:
             if contender != BASE and contender not in peers:
                 continue
             if not fits(contender, case):
@@ -91,13 +92,19 @@ def published_case(full: bool) -> AttentionCase:
     return AttentionCase(dim=128, seq=4096, batch=8, heads=8 if full else 1, threads=2)
 
 
+def backward_cases(full: bool) -> list[AttentionCase]:
+    """The backward alone: torch's takes as little, and minutes where it has no unit for the dtype."""
+    shape = {"dim": 128, "heads": 8, "kv_heads": 2, "causal": True, "threads": 2, "backward": True}
+    return [AttentionCase(seq=seq, **shape) for seq in [4096, 8192] + ([32768] if full else [])]
+
+
 def judge_curve(points: list[dict[str, Any]]) -> list[Verdict]:
-    """At most 64 MiB beyond inputs and output at the longest length."""
+    """At most 64 MiB beyond inputs and outputs at the longest length."""
     ours = [point for point in points if point["contender"] == BASE]
     if not ours:
         return []
     longest = max(ours, key=lambda point: point["case"]["seq"])
-    what = f"MiB beyond inputs and output at N={longest['case']['seq']}"
+    what = f"MiB beyond inputs and outputs at N={longest['case']['seq']}"
     return [Verdict(what, longest["extra_bytes"] / MIB, "<=", 64)]
 
 
@@ -116,3 +123,18 @@ def judge_published(points: list[dict[str, Any]]) -> list[Verdict]:
         Verdict("% less memory than unfused", below(*memory), ">=", 75),
         Verdict("% less time than unfused", below(ours["seconds"], unfused["seconds"]), ">=", 71),
     ]
+
+
+@dataclass(frozen=True)
+class MemorySuite:
+    """What is measured, with `full` or without, and how it is judged."""
+
+    cases: Callable[[bool], list[AttentionCase]]
+    judge: Callable[[list[dict[str, Any]]], list[Verdict]]
+
+
+SUITES = {
+    "memory": MemorySuite(curve_cases, judge_curve),
+    "published": MemorySuite(lambda full: [published_case(full)], judge_published),
+    "backward_memory": MemorySuite(backward_cases, judge_curve),
+}

@@ -141,7 +141,7 @@ def overhead(full: bool) -> list[Row]:
     return rows
 
 
-def attention_backward(full: bool) -> list[Row]:
+def backward(full: bool) -> list[Row]:
     """Gradients from one fused pass, beside torch's flash backward and its unfused one (dQ, dK, dV apart)."""
     long = AttentionCase(dim=128, seq=4096, backward=True)
     wide = AttentionCase(dim=64, seq=4096, backward=True)
@@ -191,7 +191,7 @@ def backward_threads(full: bool) -> list[Row]:
     return rows
 
 
-SUITES: dict[str, Callable[[bool], list[Row]]] = {
+FORWARD_SUITES: dict[str, Callable[[bool], list[Row]]] = {
     "main": main,
     "head_dim": head_dim,
     "gqa": gqa,
@@ -202,7 +202,10 @@ SUITES: dict[str, Callable[[bool], list[Row]]] = {
     "isa": isa,
     "threads": threads,
     "overhead": overhead,
-    "attention_backward": attention_backward,
+}
+BACKWARD_SUITES: dict[str, Callable[[bool], list[Row]]] = {
+    "backward": backward,
     "backward_features": backward_features,
     "backward_threads": backward_threads,
 }
+SUITES = {**FORWARD_SUITES, **BACKWARD_SUITES}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-MEMORY_SUITES = ("memory", "published")
+MEMORY_SUITES = ("memory", "published", "backward_memory")
 TRAINING_SUITE = "training"
 LOSS_SUITE = "linear_cross_entropy"
 

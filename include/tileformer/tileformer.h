@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tileformer/attention.h"
+#include "tileformer/attention_backward.h"
 #include "tileformer/cross_entropy.h"
 #include "tileformer/dtype.h"
 #include "tileformer/executor.h"

@@ -181,7 +181,9 @@ def test_a_missing_peer_says_how_to_get_it(monkeypatch, tmp_path):
 
 
 def test_names_of_suites():
-    assert cli.resolve(["attention"]) == cli.resolve([]) == cli.NAMES
+    assert cli.resolve([]) == [n for n in cli.NAMES if n not in cli.ALONE]
+    assert cli.resolve(["attention", "training"]) == [*cli.GROUPS["attention"], "training"]
+    assert cli.resolve(["attention_backward"]) == cli.GROUPS["attention_backward"]
     assert cli.resolve(["attention.window", "gqa"]) == ["gqa", "window"]
     with pytest.raises(SystemExit, match="no suite 'nothing'"):
         cli.resolve(["nothing"])
