@@ -196,9 +196,10 @@ def test_chunks_on_a_filled_cache(models, masks, name, static):
     assert not dense(masks)
 
 
+@pytest.mark.parametrize("encoder", [tiny_transformers.bert, tiny_transformers.modernbert])
 @pytest.mark.parametrize("kind", ["none", "left", "right", "holes"])
-def test_encoder(masks, kind):
-    model, mask = tiny_transformers.bert(), padding(kind)
+def test_encoder(masks, kind, encoder):
+    model, mask = encoder(), padding(kind)
     inputs = dict(input_ids=tokens(), attention_mask=mask)
     expected = logits(model, "eager", **inputs)
     actual = logits(model, "tileformer", **inputs)

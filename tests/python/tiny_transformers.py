@@ -37,6 +37,14 @@ def decoder(name: str) -> torch.nn.Module:
     return _initialised(getattr(transformers, model_class)(config))
 
 
+def modernbert() -> torch.nn.Module:
+    """Layers with a window both ways between global ones."""
+    config = transformers.ModernBertConfig(
+        **_COMMON, num_attention_heads=4, local_attention=6, global_attn_every_n_layers=3
+    )
+    return _initialised(transformers.ModernBertModel(config))
+
+
 def bert() -> torch.nn.Module:
     config = transformers.BertConfig(**_COMMON, num_attention_heads=4, max_position_embeddings=64)
     return _initialised(transformers.BertModel(config))

@@ -5,22 +5,24 @@ once per forward. The mask is what makes padding cheap: instead of a bool tensor
 model gets, wherever its mask can be said in a few numbers, a *descriptor*, an int32 tensor that transformers
 hands through untouched:
 
-    [batch, 1, 1, 2]       bidirectional: (first key, last key + 1) of each sequence, the rest is padding
+    [batch, 1, window, 2]  bidirectional: (first key, last key + 1) of each sequence, the rest is padding
     [batch, 1, window, 3]  causal: (first key, last key + 1, key opposite query 0)
     [1, window, n + 1, 1]  causal, n packed sequences: where each begins, counted over all rows of the batch
                            one after the other, and the end of the last; also by FlashAttention's cu_seq_lens
 
-`window` is 1 for unlimited; otherwise its size is the sliding window (a query sees itself and the window - 1
-keys before it) and the dimension has stride 0. So the window is known from the shape, without reading the
-tensor (which a compiled graph could not), and the descriptor stays three numbers per sequence. For a static
-cache transformers makes masks contiguous: 12 bytes per sequence and position of the window, still nothing of
-the size seq_q * seq_k. What cannot be said so (holes in the padding, chunks, overlays, packed sequences in a
-compiled graph) is the exact bool mask of transformers' sdpa, read where it lies.
+`window` is 1 for unlimited; otherwise its size is the sliding window (a query sees itself and the window -
+1 keys before it, bidirectional also those after it) and the dimension has stride 0. So the window is known
+from the shape, without reading the tensor (which a compiled graph could not), and the descriptor stays
+three numbers per sequence. For a static cache transformers makes masks contiguous: 12 bytes per sequence
+and position of the window, still nothing of the size seq_q * seq_k. What cannot be said so (holes in the
+padding, chunks, overlays, packed sequences in a compiled graph) is the exact bool mask of transformers'
+sdpa, read where it lies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import CodeType
 
 import torch
 from transformers.masking_utils import (
@@ -32,6 +34,7 @@ from transformers.masking_utils import (
     prepare_padding_mask,
     remap_positions_for_packed_sequence,
     sdpa_mask,
+    sliding_window_bidirectional_overlay,
     sliding_window_overlay,
 )
 from transformers.modeling_utils import AttentionInterface
@@ -48,6 +51,7 @@ NAME = "tileformer"
 _logger = logging.get_logger("tileformer")
 _AND_MASK = and_masks(causal_mask_function).__code__
 _SLIDING = sliding_window_overlay(1).__code__
+_SLIDING_BOTH_WAYS = sliding_window_bidirectional_overlay(1).__code__
 _REMAP = remap_positions_for_packed_sequence(causal_mask_function, torch.empty(0)).__code__
 _PACKED = packed_sequence_mask_function(torch.empty(0)).__code__
 
@@ -59,17 +63,24 @@ def _parts(mask_function: Callable) -> tuple[Callable, ...]:
     return mask_function.__closure__[0].cell_contents
 
 
+def _overlaid(mask_function: Callable, base: Callable, overlay: CodeType) -> int | None:
+    """What the overlay was made with, if mask_function is that overlay over base and nothing more."""
+    parts = _parts(mask_function)
+    if len(parts) != 2 or parts[1] is not base or getattr(parts[0], "__code__", None) is not overlay:
+        return None
+    return parts[0].__closure__[0].cell_contents
+
+
 def _sliding_window(mask_function: Callable) -> int | None:
     """The window if mask_function is transformers' causal sliding window and nothing more, else None."""
-    parts = _parts(mask_function)
-    if (
-        len(parts) != 2
-        or parts[1] is not causal_mask_function
-        or getattr(parts[0], "__code__", None) is not _SLIDING
-    ):
-        return None
-    window = parts[0].__closure__[0].cell_contents
-    return window if window > 1 else None  # a descriptor has no way to say 1
+    window = _overlaid(mask_function, causal_mask_function, _SLIDING)
+    return window if window is not None and window > 1 else None  # a descriptor has no way to say 1
+
+
+def _window_both_ways(mask_function: Callable) -> int | None:
+    """The same of the bidirectional one: a query sees itself and the window - 1 keys on either side."""
+    distance = _overlaid(mask_function, bidirectional_mask_function, _SLIDING_BOTH_WAYS)
+    return distance + 1 if distance is not None and distance >= 1 else None
 
 
 def _packed_sequences(mask_function: Callable) -> tuple[torch.Tensor, Callable] | None:
@@ -137,6 +148,10 @@ def prepare_mask(
                 return _describe_packed(packed[0], window)
         window = _sliding_window(mask_function)
         causal = window is not None
+        # The window of an encoder is measured from the query's own position.
+        if not causal and isinstance(q_offset, int) and q_offset == kv_offset and q_length == kv_length:
+            window = _window_both_ways(mask_function)
+            bidirectional = window is not None
     keys = None
     if (causal or bidirectional) and not use_vmap:
         if attention_mask is None:
@@ -164,7 +179,9 @@ def prepare_mask(
         window = None
     all_keys = attention_mask is None or bool((keys == torch.tensor([0, kv_length], dtype=torch.int32)).all())
     if bidirectional:
-        return None if all_keys and allow_is_bidirectional_skip else keys[:, None, None]
+        if all_keys and window is None and allow_is_bidirectional_skip:
+            return None
+        return keys[:, None, None].expand(-1, 1, window or 1, 2)
     aligned = isinstance(q_offset, int) and q_offset - kv_offset + q_length == kv_length
     if all_keys and aligned and window is None and allow_is_causal_skip:
         return None
@@ -243,8 +260,9 @@ def attention_forward(
         key_range = mask[:, 0, 0, :2]
         if is_causal:
             query_offset = mask[:, 0, 0, 2]
-            if mask.shape[2] > 1:
-                left = mask.shape[2] - 1
+        if mask.shape[2] > 1:
+            left = mask.shape[2] - 1
+            right = -1 if is_causal else left
         mask = None
     else:
         is_causal = False  # the mask says it already
