@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <map>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -32,9 +32,56 @@ inline double rms(const std::vector<double>& a, const std::vector<double>& b) {
   return a.empty() ? 0 : std::sqrt(sum / static_cast<double>(a.size()));
 }
 
+// Empty if the rms error of finite elements is within the bound, and all others are what they should be.
+inline std::string mismatch(const char* what, const std::vector<double>& result,
+                            const std::vector<double>& exact, double bound) {
+  std::ostringstream text;
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    if (std::isfinite(exact[i]) ? std::isfinite(result[i]) : result[i] == exact[i]) continue;
+    text << what << " element " << i << " is " << result[i] << ", exactly " << exact[i];
+    return text.str();
+  }
+  const double error = rms(result, exact);
+  if (error <= bound) return "";
+  std::size_t worst = 0;
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    if (std::abs(result[i] - exact[i]) > std::abs(result[worst] - exact[worst])) worst = i;
+  }
+  text << what << ": rms error " << error << ", allowed " << bound << "; worst at element " << worst << ": "
+       << result[worst] << ", exactly " << exact[worst];
+  return text.str();
+}
+
 // How many times the error of the same precision: over the case table, in a case of it, and in a random
 // problem, where a few rows may be lucky in one computation and unlucky in the other.
 constexpr double kTableFactor = 2, kCaseFactor = 2.5, kRandomFactor = 10;
+
+// Errors relative to the exact result, over the cases of the table, by what was computed on which target.
+class TableErrors {
+ public:
+  void add(const std::string& key, double error, double same_precision_error, double magnitude) {
+    if (magnitude == 0) return;
+    Sums& sums = sums_[key];
+    sums.target += error / magnitude * (error / magnitude);
+    sums.same_precision += same_precision_error / magnitude * (same_precision_error / magnitude);
+  }
+  // What exceeds kTableFactor; empty if nothing.
+  std::string failure() const {
+    std::ostringstream text;
+    for (const auto& [key, sums] : sums_) {
+      const double factor = std::sqrt(sums.target / sums.same_precision);
+      if (factor > kTableFactor)
+        text << key << ": " << factor << " times the error of the same precision, over the table\n";
+    }
+    return text.str();
+  }
+
+ private:
+  struct Sums {
+    double target = 0, same_precision = 0;  // squared
+  };
+  std::map<std::string, Sums> sums_;
+};
 
 // The exact result of args and the errors that are allowed, computed once for all targets.
 struct Accuracy {
@@ -66,33 +113,13 @@ struct Accuracy {
   // Empty if the outputs in args are good.
   std::string failure(const AttentionArgs& args) const {
     const AttentionResult result = result_of(args);
-    std::string problem = compare("out", result.out, exact.out, out_bound);
+    std::string problem = mismatch("out", result.out, exact.out, out_bound);
     // Scores below -2e38 count as -2e38.
     const auto floored = [](std::vector<double> lse) {
       for (double& x : lse) x = std::isfinite(x) ? std::max(x, -2e38) : x;
       return lse;
     };
-    return problem.empty() ? compare("lse", floored(result.lse), floored(exact.lse), lse_bound) : problem;
-  }
-
- private:
-  static std::string compare(const char* what, const std::vector<double>& result,
-                             const std::vector<double>& exact, double bound) {
-    std::ostringstream text;
-    for (std::size_t i = 0; i < exact.size(); ++i) {
-      if (std::isfinite(exact[i]) ? std::isfinite(result[i]) : result[i] == exact[i]) continue;
-      text << what << " element " << i << " is " << result[i] << ", exactly " << exact[i];
-      return text.str();
-    }
-    const double error = rms(result, exact);
-    if (error <= bound) return "";
-    std::size_t worst = 0;
-    for (std::size_t i = 0; i < exact.size(); ++i) {
-      if (std::abs(result[i] - exact[i]) > std::abs(result[worst] - exact[worst])) worst = i;
-    }
-    text << what << ": rms error " << error << ", allowed " << bound << "; worst at element " << worst << ": "
-         << result[worst] << ", exactly " << exact[worst];
-    return text.str();
+    return problem.empty() ? mismatch("lse", floored(result.lse), floored(exact.lse), lse_bound) : problem;
   }
 };
 

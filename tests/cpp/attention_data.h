@@ -4,13 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <random>
-#include <utility>
 #include <vector>
 
-#include "elements.h"
-#include "guarded_memory.h"
+#include "guarded_tensors.h"
 #include "ops/attention/cases.h"
 
 namespace tileformer::test {
@@ -20,12 +19,35 @@ using attention::Layout;
 using attention::Mask;
 using attention::Values;
 
+// Strides of [batch, heads, seq, dim] in a layout.
+inline Sizes strides_in(Layout layout, const Sizes& shape, bool is_kv = false) {
+  const auto [batch, heads, seq, dim] = shape;
+  switch (layout) {
+    case Layout::bhsd: return {heads * seq * dim, seq * dim, dim, 1};
+    case Layout::reversed: return {heads * seq * dim, seq * dim, -dim, 1};
+    case Layout::padded: {
+      const std::int64_t row = dim + 3, head = seq * row + 5;
+      return {heads * head + 1, head, row, 1};
+    }
+    case Layout::expanded_kv:
+      if (is_kv) return {0, 0, dim, 1};
+      [[fallthrough]];
+    case Layout::bshd: return {seq * heads * dim, dim, heads * dim, 1};
+  }
+  std::abort();
+}
+
+// Of lse [batch, heads, seq].
+inline Sizes lse_strides_in(Layout layout, const Sizes& shape) {
+  return layout == Layout::bshd ? Sizes{shape[2] * shape[1], 1, shape[1]} : dense_strides(3, shape);
+}
+
 class AttentionData {
  public:
   AttentionArgs args;
 
   AttentionData(const AttentionCase& c, DType dtype, Edge edge = Edge::end, std::uint64_t seed = 1)
-      : case_(c), dtype_(dtype), edge_(edge), random_(seed) {
+      : case_(c), dtype_(dtype), tensors_(edge), random_(seed) {
     add_tensors();
     add_packing();
     add_ranges();
@@ -42,75 +64,15 @@ class AttentionData {
   }
 
   // Makes out and lse unwritten again. False if memory between their elements had been written.
-  bool clear_outputs() const {
-    bool untouched = true;
-    for (const auto& [view, memory] : {std::pair{&args.out, out_memory_}, {&args.lse, lse_memory_}}) {
-      if (!*view) continue;
-      for_each_index(*view, [&](const Index& at) {
-        const std::int64_t size = static_cast<std::int64_t>(size_of(view->dtype));
-        std::memset(static_cast<std::uint8_t*>(view->data) + offset_of(*view, at) * size, 0xFF,
-                    static_cast<std::size_t>(size));
-      });
-      const auto* bytes = static_cast<const std::uint8_t*>(memory_[memory].data());
-      untouched =
-          untouched && std::all_of(bytes, bytes + memory_[memory].bytes(), [](auto b) { return b == 0xFF; });
-    }
-    return untouched;
-  }
+  bool clear_outputs() const { return tensors_.clear_outputs(); }
 
  private:
-  using Sizes = std::array<std::int64_t, 4>;
-
   double normal() { return normal_(random_); }
   std::int64_t queries(std::int64_t n) const { return case_.packed() ? case_.query_lengths[n] : case_.seq_q; }
   std::int64_t keys(std::int64_t n) const { return case_.packed() ? case_.key_lengths[n] : case_.seq_k; }
 
-  // Memory for exactly what the strides reach. Strides may be negative: the view starts where index 0 lies.
-  TensorView allocate(DType dtype, int rank, const Sizes& shape, const Sizes& stride) {
-    TensorView view;
-    view.dtype = dtype;
-    view.rank = rank;
-    view.present = true;
-    std::int64_t below = 0, above = 0;
-    for (int i = 0; i < rank; ++i) {
-      view.shape[i] = shape[i];
-      view.stride[i] = stride[i];
-      const std::int64_t reach = (shape[i] - 1) * stride[i];
-      (reach < 0 ? below : above) += reach;
-    }
-    const std::int64_t count = view.elements() == 0 ? 0 : above - below + 1;
-    memory_.emplace_back(static_cast<std::size_t>(count) * size_of(dtype), edge_);
-    const std::int64_t start = count == 0 ? 0 : -below * static_cast<std::int64_t>(size_of(dtype));
-    view.data = static_cast<std::uint8_t*>(memory_.back().data()) + start;
-    return view;
-  }
-
-  TensorView allocate_dense(DType dtype, int rank, const Sizes& shape) {
-    Sizes stride{};
-    std::int64_t step = 1;
-    for (int i = rank - 1; i >= 0; --i) {
-      stride[i] = step;
-      step *= shape[i];
-    }
-    return allocate(dtype, rank, shape, stride);
-  }
-
-  // [batch, heads, seq, dim]
   TensorView allocate_rows(const Sizes& shape, bool is_kv) {
-    const auto [batch, heads, seq, dim] = shape;
-    switch (case_.layout) {
-      case Layout::bhsd: return allocate(dtype_, 4, shape, {heads * seq * dim, seq * dim, dim, 1});
-      case Layout::reversed: return allocate(dtype_, 4, shape, {heads * seq * dim, seq * dim, -dim, 1});
-      case Layout::padded: {
-        const std::int64_t row = dim + 3, head = seq * row + 5;
-        return allocate(dtype_, 4, shape, {heads * head + 1, head, row, 1});
-      }
-      case Layout::expanded_kv:
-        if (is_kv) return allocate(dtype_, 4, shape, {0, 0, dim, 1});
-        [[fallthrough]];
-      case Layout::bshd: return allocate(dtype_, 4, shape, {seq * heads * dim, dim, heads * dim, 1});
-    }
-    std::abort();
+    return tensors_.allocate(dtype_, 4, shape, strides_in(case_.layout, shape, is_kv));
   }
 
   void add_tensors() {
@@ -118,14 +80,11 @@ class AttentionData {
     args.query = allocate_rows({c.batch, c.heads, c.seq_q, c.dim}, false);
     args.key = allocate_rows({c.batch, c.kv_heads, c.seq_k, c.dim}, true);
     args.value = allocate_rows({c.batch, c.kv_heads, c.seq_k, c.dim_v}, true);
-    args.out = allocate_rows({c.batch, c.heads, c.seq_q, c.dim_v}, false);
-    out_memory_ = memory_.size() - 1;
+    const Sizes out{c.batch, c.heads, c.seq_q, c.dim_v}, lse{c.batch, c.heads, c.seq_q};
+    args.out = tensors_.allocate_output(dtype_, 4, out, strides_in(c.layout, out));
     if (c.lse) {
       const DType dtype = dtype_ == DType::f64 ? DType::f64 : DType::f32;
-      const Sizes shape{c.batch, c.heads, c.seq_q};
-      args.lse = c.layout == Layout::bshd ? allocate(dtype, 3, shape, {c.seq_q * c.heads, 1, c.heads})
-                                          : allocate_dense(dtype, 3, shape);
-      lse_memory_ = memory_.size() - 1;
+      args.lse = tensors_.allocate_output(dtype, 3, lse, lse_strides_in(c.layout, lse));
     }
     for_each_index(args.query, [&](const Index& at) {
       set(args.query, at, c.values == Values::large ? 30 * normal() : normal());
@@ -138,7 +97,8 @@ class AttentionData {
   }
 
   TensorView offsets_of(const std::vector<std::int64_t>& lengths, DType dtype) {
-    const TensorView view = allocate_dense(dtype, 1, {static_cast<std::int64_t>(lengths.size()) + 1});
+    const TensorView view =
+        tensors_.allocate_dense(dtype, 1, {static_cast<std::int64_t>(lengths.size()) + 1});
     std::int64_t offset = 0;
     set(view, {0}, 0);
     for (std::size_t i = 0; i < lengths.size(); ++i) {
@@ -156,7 +116,7 @@ class AttentionData {
   void add_ranges() {
     const std::int64_t n = case_.sequences();
     if (case_.key_range) {
-      args.key_range = allocate_dense(DType::i32, 2, {n, 2});
+      args.key_range = tensors_.allocate_dense(DType::i32, 2, {n, 2});
       for (std::int64_t i = 0; i < n; ++i) {
         const std::int64_t k = keys(i);
         const std::int64_t ranges[3][2] = {{k / 5, k - k / 7}, {0, k / 2}, {k / 2, k / 2}};
@@ -165,7 +125,7 @@ class AttentionData {
       }
     }
     if (case_.query_offset) {
-      args.query_offset = allocate_dense(DType::i32, 1, {n});
+      args.query_offset = tensors_.allocate_dense(DType::i32, 1, {n});
       for (std::int64_t i = 0; i < n; ++i) {
         const std::int64_t diagonals[] = {keys(i) - queries(i), 3, -5, keys(i) + 10, 0};
         set(args.query_offset, {i}, static_cast<double>(diagonals[i % 5]));
@@ -211,13 +171,13 @@ class AttentionData {
     const std::int64_t q = shape[2], k = shape[3];
     switch (m.order) {
       case Mask::Order::transposed:
-        args.attn_mask = allocate(dtype, 4, shape, {shape[1] * q * k, q * k, 1, q});
+        args.attn_mask = tensors_.allocate(dtype, 4, shape, {shape[1] * q * k, q * k, 1, q});
         break;
       case Mask::Order::sparse:
         args.attn_mask =
-            allocate(dtype, 4, shape, {shape[1] * q * (3 * k + 1), q * (3 * k + 1), 3 * k + 1, 3});
+            tensors_.allocate(dtype, 4, shape, {shape[1] * q * (3 * k + 1), q * (3 * k + 1), 3 * k + 1, 3});
         break;
-      default: args.attn_mask = allocate_dense(dtype, 4, shape);
+      default: args.attn_mask = tensors_.allocate_dense(dtype, 4, shape);
     }
     for_each_index(args.attn_mask, [&](const Index& at) { set(args.attn_mask, at, mask_value(dtype, at)); });
     if (m.order != Mask::Order::expanded) return;
@@ -231,25 +191,24 @@ class AttentionData {
   void add_biases() {
     const std::int64_t heads = case_.heads;
     if (case_.alibi) {
-      args.alibi_slopes = case_.alibi_per_sequence ? allocate_dense(DType::f32, 2, {case_.sequences(), heads})
-                                                   : allocate_dense(DType::f32, 1, {heads});
+      args.alibi_slopes = case_.alibi_per_sequence
+                              ? tensors_.allocate_dense(DType::f32, 2, {case_.sequences(), heads})
+                              : tensors_.allocate_dense(DType::f32, 1, {heads});
       for_each_index(args.alibi_slopes, [&](const Index& at) {
         set(args.alibi_slopes, at, std::exp2(-static_cast<double>(at[0] + at[1]) / 2 - 1));
       });
     }
     if (case_.sinks) {
-      args.sinks = allocate_dense(dtype_, 1, {heads});
+      args.sinks = tensors_.allocate_dense(dtype_, 1, {heads});
       for_each_index(args.sinks, [&](const Index& at) { set(args.sinks, at, normal() + 1); });
     }
   }
 
   AttentionCase case_;
   DType dtype_;
-  Edge edge_;
+  GuardedTensors tensors_;
   std::mt19937_64 random_;
   std::normal_distribution<double> normal_;
-  std::vector<GuardedMemory> memory_;
-  std::size_t out_memory_ = 0, lse_memory_ = 0;  // indices into memory_
 };
 
 }  // namespace tileformer::test

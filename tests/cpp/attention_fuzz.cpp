@@ -1,104 +1,15 @@
-// Random problems, all features in any combination, on every target against the exact result.
-//
-//   attention_fuzz [--seconds N] [--cases N] [--seed N]
-//
-// Every problem has a seed of its own, printed when it fails: --cases 1 --seed N runs it again.
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <random>
+// Random problems on every target against the exact result.
 #include <string>
 
 #include "attention_accuracy.h"
 #include "attention_data.h"
 #include "attention_runner.h"
+#include "fuzz.h"
+#include "fuzz_targets.h"
+#include "random_case.h"
 
 namespace tileformer::test {
 namespace {
-
-class RandomCase {
- public:
-  explicit RandomCase(std::uint64_t seed) : random_(seed) {}
-
-  DType dtype() { return pick({DType::f32, DType::f16, DType::bf16}); }
-
-  AttentionCase make() {
-    AttentionCase c;
-    c.batch = integer(1, 3);
-    c.kv_heads = integer(1, 3);
-    c.heads = c.kv_heads * pick({1, 1, 2, 3, 4, 7});
-    c.dim = dim();
-    c.dim_v = chance(0.7) ? c.dim : dim();
-    c.seq_q = length();
-    c.seq_k = chance(0.3) ? c.seq_q : length();
-    if (chance(0.3)) pack(c);
-    c.causal = pick({Causal::none, Causal::top_left, Causal::bottom_right});
-    if (chance(0.3)) c.window_left = integer(0, 100);
-    if (chance(0.2)) c.window_right = integer(0, 100);
-    if (chance(0.5)) c.mask = mask();
-    c.alibi = chance(0.2);
-    c.alibi_per_sequence = c.alibi && chance(0.5);
-    if (chance(0.2)) c.softcap = static_cast<float>(integer(1, 30));
-    c.sinks = chance(0.2);
-    c.lse = chance(0.8);
-    c.key_range = chance(0.2);
-    c.query_offset = chance(0.2);
-    c.layout = pick({Layout::bhsd, Layout::bshd, Layout::padded, Layout::reversed, Layout::expanded_kv});
-    c.values = pick({Values::normal, Values::normal, Values::large, Values::growing, Values::shifted});
-    if (chance(0.2)) c.dropout_p = static_cast<float>(integer(1, 9)) / 10;
-    if (chance(0.2)) c.scale = static_cast<float>(integer(-20, 40)) / 100;
-    c.name = "[" + std::to_string(c.batch) + ", " + std::to_string(c.heads) + "/" +
-             std::to_string(c.kv_heads) + ", " + std::to_string(c.seq_q) + "x" + std::to_string(c.seq_k) +
-             ", " + std::to_string(c.dim) + "/" + std::to_string(c.dim_v) + "]";
-    return c;
-  }
-
- private:
-  std::int64_t integer(std::int64_t low, std::int64_t high) {
-    return std::uniform_int_distribution<std::int64_t>(low, high)(random_);
-  }
-  bool chance(double p) { return std::uniform_real_distribution<double>()(random_) < p; }
-  template <typename T>
-  T pick(std::initializer_list<T> choices) {
-    return choices.begin()[integer(0, static_cast<std::int64_t>(choices.size()) - 1)];
-  }
-
-  std::int64_t dim() {
-    return chance(0.6)   ? pick<std::int64_t>({16, 32, 64, 80, 96, 128})
-           : chance(0.8) ? integer(1, 160)
-                         : integer(1, 576);
-  }
-  std::int64_t length() {
-    return chance(0.2) ? 1 : chance(0.05) ? 0 : chance(0.8) ? integer(1, 80) : integer(80, 400);
-  }
-
-  void pack(AttentionCase& c) {
-    c.batch = 1;
-    c.seq_q = c.seq_k = 0;
-    for (std::int64_t n = integer(1, 5); n > 0; --n) {
-      c.query_lengths.push_back(chance(0.1) ? 0 : chance(0.3) ? 1 : integer(1, 60));
-      c.key_lengths.push_back(chance(0.3) ? c.query_lengths.back() : chance(0.1) ? 0 : integer(1, 150));
-      c.seq_q += c.query_lengths.back();
-      c.seq_k += c.key_lengths.back();
-    }
-  }
-
-  Mask mask() {
-    Mask m;
-    m.kind = pick(
-        {Mask::Kind::boolean, Mask::Kind::boolean, Mask::Kind::like_query, Mask::Kind::f32, Mask::Kind::f64});
-    m.content = pick({Mask::Content::random, Mask::Content::random, Mask::Content::blocks,
-                      Mask::Content::hidden, Mask::Content::lowest});
-    m.order = pick({Mask::Order::dense, Mask::Order::transposed, Mask::Order::sparse, Mask::Order::expanded});
-    m.batch = chance(0.5);
-    m.heads = chance(0.5);
-    m.queries = chance(0.7);
-    m.keys = chance(0.9);
-    return m;
-  }
-
-  std::mt19937_64 random_;
-};
 
 // Empty if every target is right.
 std::string failure_of(std::uint64_t seed) {
@@ -107,55 +18,15 @@ std::string failure_of(std::uint64_t seed) {
   const AttentionCase c = random.make();
   const AttentionData data(c, dtype, seed % 2 == 0 ? Edge::begin : Edge::end, seed);
   const Accuracy accuracy(data.args, kRandomFactor);
-  if (!accuracy.status) return "reference: " + accuracy.status.message();
-  for (const Target& target : targets()) {
-    data.clear_outputs();
-    const Status status = run_attention(target, data.args);
-    const std::string failure = status ? accuracy.failure(data.args) : status.message();
-    const std::string where = c.name + " " + name_of(dtype) + " on " + target.name + ": ";
-    if (!failure.empty()) return where + failure;
-    if (!data.clear_outputs()) return where + "wrote between the elements of out or lse";
-  }
-  return "";
-}
-
-int fuzz(double seconds, std::uint64_t cases, std::uint64_t seed) {
-  const auto start = std::chrono::steady_clock::now();
-  const auto elapsed = [&] {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  };
-  std::uint64_t done = 0, failed = 0;
-  for (; done < cases && elapsed() < seconds; ++done, ++seed) {
-    const std::string failure = failure_of(seed);
-    if (failure.empty()) continue;
-    ++failed;
-    std::printf("seed %llu: %s\n", static_cast<unsigned long long>(seed), failure.c_str());
-    std::fflush(stdout);
-  }
-  std::printf("%llu cases, %llu failed\n", static_cast<unsigned long long>(done),
-              static_cast<unsigned long long>(failed));
-  return failed == 0 ? 0 : 1;
+  const std::string failure = failure_on(targets_of(dtype), data, accuracy, [&](const Target& target) {
+    return run_attention(target, data.args);
+  });
+  return failure.empty() ? "" : c.name + " " + name_of(dtype) + " " + failure;
 }
 
 }  // namespace
 }  // namespace tileformer::test
 
 int main(int argc, char** argv) {
-  double seconds = 1e9;
-  std::uint64_t cases = ~std::uint64_t{0}, seed = 1;
-  for (int i = 1; i < argc; i += 2) {
-    const std::string option = argv[i];
-    const char* value = i + 1 < argc ? argv[i + 1] : "";
-    if (option == "--seconds") {
-      seconds = std::strtod(value, nullptr);
-    } else if (option == "--cases") {
-      cases = std::strtoull(value, nullptr, 10);
-    } else if (option == "--seed") {
-      seed = std::strtoull(value, nullptr, 10);
-    } else {
-      std::fprintf(stderr, "usage: attention_fuzz [--seconds N] [--cases N] [--seed N]\n");
-      return 2;
-    }
-  }
-  return tileformer::test::fuzz(seconds, cases, seed);
+  return tileformer::test::fuzz_main(argc, argv, tileformer::test::failure_of);
 }

@@ -6,12 +6,13 @@
 #include <limits>
 #include <sstream>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "attention_data.h"
+#include "attention_exclusions.h"
 #include "attention_runner.h"
 #include "attention_visible.h"
+#include "case_params.h"
 #include "exact_attention.h"
 #include "ops/attention/case_table.h"
 
@@ -29,7 +30,7 @@ std::string violation(const AttentionArgs& args, const AttentionResult& before, 
   std::size_t element = 0;
   for_each_index(args.out, [&](const Index& at) {
     const double is = get(args.out, at), was = before.out[element++];
-    const bool good = !reached(at) ? same_bits({is}, {was}) : only_nan ? std::isnan(is) : !std::isfinite(is);
+    const bool good = !reached(at) ? same_bits(is, was) : only_nan ? std::isnan(is) : !std::isfinite(is);
     if (good || text.tellp() != 0) return;
     text << "batch " << at[0] << " head " << at[1] << " row " << at[2] << " column " << at[3]
          << (reached(at) ? " is reached" : " is not reached") << ", was " << was << ", is " << is;
@@ -37,7 +38,7 @@ std::string violation(const AttentionArgs& args, const AttentionResult& before, 
   return text.str();
 }
 
-class AttentionNaN : public testing::TestWithParam<std::tuple<AttentionCase, DType>> {};
+class AttentionNaN : public testing::TestWithParam<CaseAndDType> {};
 
 TEST_P(AttentionNaN, ReachesExactlyTheRowsThatSeeIt) {
   const auto& [c, dtype] = GetParam();
@@ -79,26 +80,8 @@ TEST_P(AttentionNaN, ReachesExactlyTheRowsThatSeeIt) {
   }
 }
 
-// Cases in which something is excluded or the scores pass through arithmetic that could swallow a NaN.
-std::vector<AttentionCase> cases_with_exclusions() {
-  std::vector<AttentionCase> chosen;
-  for (const AttentionCase& c : attention::attention_cases()) {
-    // Shared memory poisons every head at once; a NaN that dropout drops is neither seen nor unseen.
-    if (c.layout == Layout::expanded_kv || c.dropout_p > 0 || c.heads == 0) continue;
-    const bool excludes = c.causal != Causal::none || c.window_left >= 0 || c.window_right >= 0 ||
-                          c.key_range || c.mask.kind != Mask::Kind::none || c.packed() || c.softcap > 0 ||
-                          c.sinks;
-    if (excludes && c.seq_q * c.seq_k < 200 * 200) chosen.push_back(c);
-  }
-  return chosen;
-}
-
-INSTANTIATE_TEST_SUITE_P(Table, AttentionNaN,
-                         testing::Combine(testing::ValuesIn(cases_with_exclusions()),
-                                          testing::Values(DType::f32, DType::f16, DType::bf16)),
-                         [](const auto& info) {
-                           return std::get<0>(info.param).name + "_" + name_of(std::get<1>(info.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(Table, AttentionNaN, in_every_dtype(cases_with_exclusions()),
+                         name_of_case_and_dtype);
 
 // Rows behind the last key, in the same allocation, are no keys.
 TEST(AttentionNaNTail, RowsBehindTheLastKeyAreNotRead) {

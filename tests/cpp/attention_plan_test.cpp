@@ -6,22 +6,10 @@
 #include "attention_accuracy.h"
 #include "attention_data.h"
 #include "attention_runner.h"
+#include "shapes_only.h"
 
 namespace tileformer::test {
 namespace {
-
-// Planning reads shapes only; the memory behind them is one element.
-AttentionArgs shapes_only(std::int64_t heads, std::int64_t kv_heads, std::int64_t seq_q, std::int64_t seq_k,
-                          std::int64_t dim, DType dtype) {
-  static std::uint64_t element;
-  AttentionArgs args;
-  args.query = TensorView::dense(&element, dtype, {1, heads, seq_q, dim});
-  args.key = TensorView::dense(&element, dtype, {1, kv_heads, seq_k, dim});
-  args.value = TensorView::dense(&element, dtype, {1, kv_heads, seq_k, dim});
-  args.out = TensorView::dense(&element, dtype, {1, heads, seq_q, dim});
-  args.causal = Causal::bottom_right;
-  return args;
-}
 
 AttentionPlan plan_on(const Target& target, const AttentionArgs& args, int threads) {
   const Forced forced(target);

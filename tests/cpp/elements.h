@@ -29,15 +29,10 @@ inline void set(const TensorView& view, const Index& at, double x) {
 
 template <typename Visit>
 void for_each_index(const TensorView& view, Visit visit) {
-  const std::int64_t n = view.elements();
-  for (std::int64_t flat = 0; flat < n; ++flat) {
-    Index at{};
-    std::int64_t rest = flat;
-    for (int i = view.rank - 1; i >= 0; --i) {
-      at[i] = rest % view.shape[i];
-      rest /= view.shape[i];
-    }
+  Index at{};
+  for (std::int64_t left = view.elements(); left > 0; --left) {
     visit(at);
+    for (int i = view.rank - 1; i >= 0 && ++at[i] == view.shape[i]; --i) at[i] = 0;
   }
 }
 
@@ -50,6 +45,7 @@ inline std::vector<double> elements_of(const TensorView& view) {
 }
 
 // Bit by bit, so that NaN equals NaN and 0 differs from -0.
+inline bool same_bits(double a, double b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 inline bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
   return a.size() == b.size() &&
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);

@@ -1,11 +1,10 @@
 // What attention should give, exactly: attention_reference without rounding.
 #pragma once
 
-#include <cstdint>
 #include <vector>
 
-#include "elements.h"
 #include "tileformer/attention.h"
+#include "widened.h"
 
 namespace tileformer::test {
 
@@ -19,17 +18,8 @@ inline AttentionResult result_of(const AttentionArgs& args) {
 
 // attention_reference on the same inputs widened to fp64, so that nothing is rounded.
 inline Status exact_attention(AttentionArgs args, AttentionResult* result) {
-  std::vector<double> storage[5];
-  TensorView* views[] = {&args.query, &args.key, &args.value, &args.out, &args.lse};
-  for (int i = 0; i < 5; ++i) {
-    TensorView& view = *views[i];
-    if (!view) continue;
-    storage[i] = elements_of(view);
-    storage[i].reserve(1);  // a pointer even when there is nothing to point to
-    const auto [a, b, c, d] = view.shape;
-    view = view.rank == 4 ? TensorView::dense(storage[i].data(), DType::f64, {a, b, c, d})
-                          : TensorView::dense(storage[i].data(), DType::f64, {a, b, c});
-  }
+  Widened copies;
+  for (TensorView* view : {&args.query, &args.key, &args.value, &args.out, &args.lse}) copies.widen(*view);
   Status status = attention_reference(args);
   *result = result_of(args);
   return status;

@@ -36,56 +36,57 @@ class SamePrecisionHead {
   // out and lse: fp64 views of the shapes in args.
   void run(const TensorView& out, const TensorView& lse) const {
     const Span queries = queries_of(args_, n_);
-    const float sink = args_.sinks ? static_cast<float>(get(args_.sinks, {h_})) : -INFINITY;
     for (std::int64_t i = 0; i < queries.count; ++i) {
-      std::vector<float> p = scores(i, row(args_.query, h_, queries.first + i));
-      float m = sink;
-      for (float x : p) m = std::max(m, x);
-      if (m == -INFINITY) m = 0;
-      float l = std::exp(sink - m);
-      for (float& x : p) l += x = std::exp(x - m);
-
-      std::vector<float> o(static_cast<std::size_t>(args_.value.shape[3]));
-      for (std::size_t j = 0; j < p.size(); ++j) {
-        if (p[j] == 0) continue;
-        const float weight = static_cast<float>(rounded(p[j] / l, args_.query.dtype)) * dropout(i, j);
+      const Softmax of_row = softmax(i, row(args_.query, h_, queries.first + i));
+      Row o(static_cast<std::size_t>(args_.value.shape[3]));
+      for (std::size_t j = 0; j < k_.size(); ++j) {
+        if (of_row.p[j] == 0) continue;
+        const float weight = static_cast<float>(rounded(of_row.p[j], args_.query.dtype)) * dropout(i, j);
         for (std::size_t d = 0; d < o.size(); ++d) o[d] += weight * v_[j][d];
       }
       for (std::size_t d = 0; d < o.size(); ++d) {
         set(out, {b_, h_, queries.first + i, static_cast<std::int64_t>(d)}, rounded(o[d], args_.query.dtype));
       }
-      set(lse, {b_, h_, queries.first + i}, m + std::log(l));
+      set(lse, {b_, h_, queries.first + i}, of_row.lse);
     }
   }
 
- private:
-  std::vector<float> row(const TensorView& view, std::int64_t head, std::int64_t at) const {
-    std::vector<float> x(static_cast<std::size_t>(view.shape[3]));
+ protected:
+  using Row = std::vector<float>;
+
+  Row row(const TensorView& view, std::int64_t head, std::int64_t at) const {
+    Row x(static_cast<std::size_t>(view.shape[3]));
     for (std::size_t d = 0; d < x.size(); ++d) {
       x[d] = static_cast<float>(get(view, {b_, head, at, static_cast<std::int64_t>(d)}));
     }
     return x;
   }
 
-  std::vector<float> scores(std::int64_t i, const std::vector<float>& q) const {
-    const float scale =
-        static_cast<float>(args_.scale.value_or(1 / std::sqrt(static_cast<double>(q.size()))));
-    const float softcap = static_cast<float>(args_.softcap);
-    const TensorView& slopes = args_.alibi_slopes;
-    const double slope = !slopes ? 0 : slopes.rank == 1 ? get(slopes, {h_}) : get(slopes, {n_, h_});
-    std::vector<float> s(k_.size(), -INFINITY);
-    for (std::size_t j = 0; j < s.size(); ++j) {
-      const Index at{n_, h_, i, static_cast<std::int64_t>(j)};
-      if (!sees(args_, at)) continue;
-      float x = 0;
-      for (std::size_t d = 0; d < q.size(); ++d) x += q[d] * k_[j][d];
-      x *= scale;
-      if (softcap > 0) x = softcap * std::tanh(x / softcap);
-      if (args_.attn_mask && args_.attn_mask.dtype != DType::boolean)
-        x += static_cast<float>(mask_at(args_, at));
-      s[j] = x - static_cast<float>(slope) * static_cast<float>(std::abs(i + diagonal_of(args_, n_) - at[3]));
-    }
-    return s;
+  float scale() const {
+    return static_cast<float>(args_.scale.value_or(1 / std::sqrt(static_cast<double>(args_.query.shape[3]))));
+  }
+
+  // Of one row; zeros where it sees nothing.
+  struct Softmax {
+    Row p;
+    Row cap_slope;    // the derivative of the softcap, if there is one
+    float sink, lse;  // sink: its share
+  };
+
+  Softmax softmax(std::int64_t i, const Row& q) const {
+    Softmax of_row{scores(i, q), {}, 0, 0};
+    if (args_.softcap > 0) of_row.cap_slope = cap_slopes(q);
+    const float sink = args_.sinks ? static_cast<float>(get(args_.sinks, {h_})) : -INFINITY;
+    float m = sink;
+    for (float x : of_row.p) m = std::max(m, x);
+    if (m == -INFINITY) m = 0;
+    float l = of_row.sink = std::exp(sink - m);
+    for (float& x : of_row.p) l += x = std::exp(x - m);
+    of_row.lse = m + std::log(l);
+    if (l == 0) return of_row;
+    for (float& x : of_row.p) x /= l;
+    of_row.sink /= l;
+    return of_row;
   }
 
   float dropout(std::int64_t i, std::size_t j) const {
@@ -100,7 +101,41 @@ class SamePrecisionHead {
 
   const AttentionArgs& args_;
   std::int64_t n_, h_, b_;
-  std::vector<std::vector<float>> k_, v_;
+  std::vector<Row> k_, v_;
+
+ private:
+  float raw_score(const Row& q, std::size_t j) const {
+    float x = 0;
+    for (std::size_t d = 0; d < q.size(); ++d) x += q[d] * k_[j][d];
+    return scale() * x;
+  }
+
+  // -inf where the row sees nothing.
+  Row scores(std::int64_t i, const Row& q) const {
+    const float softcap = static_cast<float>(args_.softcap);
+    const TensorView& slopes = args_.alibi_slopes;
+    const double slope = !slopes ? 0 : slopes.rank == 1 ? get(slopes, {h_}) : get(slopes, {n_, h_});
+    Row s(k_.size(), -INFINITY);
+    for (std::size_t j = 0; j < s.size(); ++j) {
+      const Index at{n_, h_, i, static_cast<std::int64_t>(j)};
+      if (!sees(args_, at)) continue;
+      float x = raw_score(q, j);
+      if (softcap > 0) x = softcap * std::tanh(x / softcap);
+      if (args_.attn_mask && args_.attn_mask.dtype != DType::boolean)
+        x += static_cast<float>(mask_at(args_, at));
+      s[j] = x - static_cast<float>(slope) * static_cast<float>(std::abs(i + diagonal_of(args_, n_) - at[3]));
+    }
+    return s;
+  }
+
+  Row cap_slopes(const Row& q) const {
+    Row slopes;
+    for (std::size_t j = 0; j < k_.size(); ++j) {
+      const float t = std::tanh(raw_score(q, j) / static_cast<float>(args_.softcap));
+      slopes.push_back(1 - t * t);
+    }
+    return slopes;
+  }
 };
 
 inline AttentionResult same_precision_attention(const AttentionArgs& args) {
