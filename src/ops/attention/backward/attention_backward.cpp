@@ -34,16 +34,18 @@ class Pieces {
   std::uintptr_t at_;
 };
 
-// Every element, whatever the strides.
+// Every element, whatever the strides. A zero is all zero bits in every dtype.
 void fill_zero(const TensorView& view) {
-  const std::int64_t n[4] = {view.shape[0], view.shape[1], view.shape[2], view.rank == 4 ? view.shape[3] : 1};
-  for (std::int64_t a = 0; a < n[0]; ++a)
-    for (std::int64_t b = 0; b < n[1]; ++b)
-      for (std::int64_t c = 0; c < n[2]; ++c)
-        for (std::int64_t d = 0; d < n[3]; ++d)
-          static_cast<float*>(
-              view.data)[a * view.stride[0] + b * view.stride[1] + c * view.stride[2] + d * view.stride[3]] =
-              0;
+  if (!view) return;
+  const std::int64_t size = static_cast<std::int64_t>(size_of(view.dtype));
+  for (std::int64_t a = 0; a < view.shape[0]; ++a)
+    for (std::int64_t b = 0; b < view.shape[1]; ++b)
+      for (std::int64_t c = 0; c < view.shape[2]; ++c)
+        for (std::int64_t d = 0; d < view.shape[3]; ++d)
+          std::memset(
+              static_cast<char*>(view.data) +
+                  (a * view.stride[0] + b * view.stride[1] + c * view.stride[2] + d * view.stride[3]) * size,
+              0, static_cast<std::size_t>(size));
 }
 
 // -sum over rows of exp(sink - lse) D, in order of batch and position.
@@ -57,7 +59,7 @@ void store_sink_gradients(const AttentionBackwardArgs& args, const std::vector<f
         const float at =
             static_cast<const float*>(lse.data)[b * lse.stride[0] + h * lse.stride[1] + i * lse.stride[2]];
         // A sink of -inf has no weight, not even where lse is -inf too.
-        if (sinks[h] == -HUGE_VALF) continue;
+        if (sinks[h] == -HUGE_VALF || at == -HUGE_VALF) continue;
         sum -= std::exp(double(sinks[h]) - double(at)) *
                double(row_term[(b * lse.shape[1] + h) * lse.shape[2] + i]);
       }
@@ -106,8 +108,14 @@ Status attention_backward(const AttentionBackwardArgs& args, const AttentionBack
     std::fill_n(row_term, layout.row_term_floats, 0.0f);  // rows of no sequence
     k.row_term = operand(TensorView::dense(row_term, DType::f32, {lse.shape[0], lse.shape[1], lse.shape[2]}));
   }
-  if (args.grad_mask) fill_zero(args.grad_mask);
+  fill_zero(args.grad_mask);
+  if (problem.heads == 0) {  // and no task, though there may be keys
+    fill_zero(args.grad_key);
+    fill_zero(args.grad_value);
+  }
   const std::vector<KernelSequence> sequences = kernel_sequences(args.forward, problem);
+  const std::vector<float> sinks = sinks_of(args.forward, problem);
+  if (args.forward.sinks) k.forward.sinks = sinks.data();
   std::int64_t next_item = 0;
   k.forward.sequences = sequences.data();
   k.forward.next_item = &next_item;
@@ -123,7 +131,7 @@ Status attention_backward(const AttentionBackwardArgs& args, const AttentionBack
     body(&job, 0);
   else
     executor.run(layout.plan.threads, body, &job);
-  if (args.grad_sinks) store_sink_gradients(args, sinks_of(args.forward, problem), row_term);
+  if (args.grad_sinks) store_sink_gradients(args, sinks, row_term);
   return Status::ok();
 }
 

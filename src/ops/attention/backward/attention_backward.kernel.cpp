@@ -18,6 +18,7 @@
 //
 #include "tile/pack.h"
 //
+#include "ops/attention/backward/far_rows.h"
 #include "ops/attention/backward/mask_gradient.h"
 #include "ops/attention/backward/nonfinite_products.h"
 #include "ops/attention/backward/score_gradient.h"
@@ -158,7 +159,7 @@ TF_NOINLINE void score_gradients(const BackwardKernelArgs& b, const Scratch& x, 
     if (TF_UNLIKELY(options.modified || key < lanes.begin_max || key + kKeyRows > lanes.end_min))
       adjust_tile(options, lanes, x.mask, s, key, row,
                   kGeneral && gradient.cap_slope ? x.cap_slope : nullptr);
-    const Probabilities probabilities{s, p_rows + row * kLaneWords, &lanes, score_scales};
+    const Probabilities<kGeneral> probabilities{s, p_rows + row * kLaneWords, &lanes, score_scales};
     score_tile(x.value + row * stride_v, stride_v, grad, steps_v, dp, probabilities);
     previous.p = s;
     previous.dp = dp;
@@ -200,6 +201,7 @@ struct BackwardTaskRun {
   const BackwardTask& task;
   const KernelSequence& s;
   std::int64_t end_key = 0;  // of what the queries see
+  bool any_far = false;      // far_rows.h
 
   TF_MEMBER BackwardTaskRun(const BackwardKernelArgs& args, const ScoreOptions& o, Scratch& scratch,
                             std::int64_t i)
@@ -214,7 +216,8 @@ struct BackwardTaskRun {
   void load_queries() {
     for (std::int64_t i = 0; i < task.groups; ++i) {
       GradientLanes& g = x.groups[i];
-      init_gradient_lanes<T>(b, s, task.kv_head, task.first_group + i, g);
+      init_gradient_lanes<T>(b, s, task.kv_head, task.first_group + i, options.modified, g);
+      any_far = any_far || g.any_far;
       end_key = max_of<std::int64_t>(end_key, g.end_max);
       const E *query[kLanes], *grad[kLanes];
       for (int l = 0; l < kLanes; ++l) {
@@ -227,7 +230,17 @@ struct BackwardTaskRun {
       const std::int64_t block = i / b.block_groups, at = i % b.block_groups * x.steps_of_group;
       pack_lane_steps<T>(query, a.dim, x.slice_words, x.query_steps + block * x.query_steps_of_block + at);
       pack_lane_steps<T>(grad, a.dim_v, x.slice_words, x.grad_steps + block * x.grad_steps_of_block + at);
+      if (TF_UNLIKELY(!g.finite)) {
+        clear_nonfinite_steps(x.query_steps + block * x.query_steps_of_block + at, a.dim);
+        clear_nonfinite_steps(x.grad_steps + block * x.grad_steps_of_block + at, a.dim_v);
+      }
     }
+  }
+
+  // In the steps of a group.
+  void clear_nonfinite_steps(Word* steps, std::int64_t dim) {
+    for (std::int64_t d = 0; d < dim; d += kLanes, steps += x.slice_words)
+      clear_nonfinite(steps, x.steps_of_group);
   }
 
   KeyBlock load_keys(std::int64_t index) {
@@ -241,11 +254,43 @@ struct BackwardTaskRun {
     pack_keys<T>(values, a.value.row, n, padded, a.dim_v, x.value);
     F nonfinite;
     pack_values<T>(keys, a.key.row, n, padded, a.dim, a.key_block, x.key_columns, &nonfinite);
-    const bool finite = all(equal(nonfinite, nonfinite)) && all_finite<T>(values, a.value.row, n, a.dim_v);
+    const bool finite_keys = all(equal(nonfinite, nonfinite));
+    if (TF_UNLIKELY(!finite_keys)) clear_nonfinite(x.key_columns, value_words(a.dim, a.key_block));
+    const bool finite = finite_keys && all_finite<T>(values, a.value.row, n, a.dim_v);
     const std::int64_t rows = round_up(count, kKeyRows);
     __builtin_memset(x.dk, 0, sizeof(float) * rows * x.dk_stride);
     __builtin_memset(x.dv, 0, sizeof(float) * rows * x.dv_stride);
     return {&s, task.sequence, task.kv_head, index, static_cast<int>(k0), count, n, finite};
+  }
+
+  // The rows of a block of keys that a group may see, multiples of kKeyRows, and their mask. False: none.
+  bool seen_rows(const KeyBlock& k, const GradientLanes& lanes, int* from, int* until) {
+    if (lanes.end_max <= k.first || lanes.begin_min >= k.first + k.seen) return false;
+    *from = max_of(lanes.begin_min - k.first, 0) / kKeyRows * kKeyRows;
+    *until = static_cast<int>(round_up(min_of(lanes.end_max - k.first, k.seen), kKeyRows));
+    if (!a.mask.data) return true;
+    load_mask_block(a, s, task.kv_head, lanes, k.first, k.seen, x.mask);
+    return !x.mask.none;
+  }
+
+  [[gnu::noinline, gnu::cold]] void measure_far_rows() {
+    for (std::int64_t index = task.block_begin; index < task.block_end; ++index) {
+      const KeyBlock k = load_keys(index);
+      for (std::int64_t i = 0; i < task.groups; ++i) {
+        GradientLanes& lanes = x.groups[i];
+        int from, until;
+        if (!lanes.any_far || !seen_rows(k, lanes, &from, &until)) continue;
+        for (int row = from; row < until; row += kKeyRows) {
+          float* s_tile = x.score_tile_at(x.p, row);
+          score_tile(x.key + row * key_stride(a.dim), key_stride(a.dim),
+                     x.query_lanes + i * x.query_words_of_group, steps_of(a.dim), s_tile, NoCompanion{});
+          adjust_tile(options, lanes, x.mask, s_tile, k.first + row, row);
+          add_far_scores(s_tile, lanes);
+        }
+      }
+    }
+    for (std::int64_t i = 0; i < task.groups; ++i)
+      if (x.groups[i].any_far) finish_far_rows(a, task.kv_head, x.groups[i]);
   }
 
   // P, dS and dQ of group i with a block of keys. Returns the rows that dK and dV are to take from it, in
@@ -253,15 +298,10 @@ struct BackwardTaskRun {
   void group_gradients(const KeyBlock& k, std::int64_t i, int g, int* begin, int* end) {
     GradientLanes& lanes = x.groups[i];
     *begin = *end = 0;
-    if (lanes.end_max <= k.first || lanes.begin_min >= k.first + k.seen) return;
-    const int from = max_of(lanes.begin_min - k.first, 0) / kKeyRows * kKeyRows;
-    const int until = static_cast<int>(round_up(min_of(lanes.end_max - k.first, k.seen), kKeyRows));
-    if (a.mask.data) {
-      load_mask_block(a, s, task.kv_head, lanes, k.first, k.seen, x.mask);
-      if (x.mask.none) return;
-    }
+    int from, until;
+    if (!seen_rows(k, lanes, &from, &until)) return;
     const bool finite = k.finite && lanes.finite;
-    const bool general = a.softcap > 0 || a.dropout_threshold || b.grad_mask.data || !finite;
+    const bool general = a.softcap > 0 || a.dropout_threshold || b.grad_mask.data || lanes.any_far;
     GradientOptions gradient{};
     if (TF_UNLIKELY(general)) {
       gradient.dropout_scale = a.dropout_scale;
@@ -278,22 +318,25 @@ struct BackwardTaskRun {
     } else {
       score_gradients<false>(b, x, options, gradient, i, g, k.first, from, until);
     }
-    Word *p = x.p + g * x.rows_of_group, *ds = x.ds + g * x.rows_of_group;
-    float* dq = x.dq + i * x.dq_floats_of_group;
-    if (TF_UNLIKELY(!finite)) {
-      if (!lanes.started) __builtin_memset(dq, 0, sizeof(float) * x.dq_floats_of_group);
-      lanes.started = true;
-      add_products_where_seen<T>(b, s, task.kv_head, lanes, x.mask,
-                                 {p, ds, gradient.drop, x.dk, x.dv, dq, x.dk_stride, x.dv_stride, k.first,
-                                  from, min_of(until, k.seen)});
-      return;
-    }
-    if (TF_UNLIKELY(a.dropout_threshold)) drop_rows(x.drop, from, until, p);
+    const ProductsOfBlock products{x.p + g * x.rows_of_group,
+                                   x.ds + g * x.rows_of_group,
+                                   x.ds_packed,
+                                   x.dk,
+                                   x.dv,
+                                   x.dq + i * x.dq_floats_of_group,
+                                   x.dk_stride,
+                                   x.dv_stride,
+                                   k.first,
+                                   from,
+                                   until};
+    if (TF_UNLIKELY(!finite)) clear_unseen(a, lanes, x.mask, products);
+    if (TF_UNLIKELY(a.dropout_threshold)) drop_rows(x.drop, from, until, products.p);
     if (b.grad_query.data) {
-      outputs(x.key_columns, a.dim, a.key_block, kElementsPerWord == 1 ? ds : x.ds_packed, from, until, dq,
-              !lanes.started);
+      outputs(x.key_columns, a.dim, a.key_block, kElementsPerWord == 1 ? products.ds : products.ds_packed,
+              from, until, products.dq, !lanes.started);
       lanes.started = true;
     }
+    if (TF_UNLIKELY(!finite)) add_nonfinite_products<T>(b, s, task.kv_head, lanes, x.mask, products);
     *begin = from;
     *end = until;
   }
@@ -420,6 +463,7 @@ struct BackwardTaskRun {
     if (item == task.head_begin) store_unseen_keys();
     load_queries();
     x.mask.first_key = -1;
+    if (TF_UNLIKELY(any_far)) measure_far_rows();
     for (std::int64_t index = task.block_begin; index < task.block_end; ++index) {
       const KeyBlock k = load_keys(index);
       if (b.mask_in_order) wait_for_tasks(b, 0, item, b.mask_whole ? INT64_MAX - 1 : index, &x.finished);

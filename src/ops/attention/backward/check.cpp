@@ -18,7 +18,7 @@ Status check_mask_gradient(const AttentionBackwardArgs& args, DType statistics) 
   if (!grad) return Status::ok();
   if (!mask || !is_floating(mask.dtype))
     return wrong("grad_mask", "a tensor", "none, as attn_mask is not a floating tensor");
-  if (Status s = check_view("grad_mask", grad, 4, "the shape of attn_mask"); !s) return s;
+  if (Status s = check_view("grad_mask", grad, 4, "in the shape of attn_mask"); !s) return s;
   if (grad.dtype != statistics)
     return wrong("grad_mask", std::string("dtype ") + name_of(grad.dtype), name_of(statistics));
   for (int i = 0; i < 4; ++i) {

@@ -5,6 +5,10 @@
 
 namespace tileformer::attention {
 
+// In fp32 a lse of this size is off by 3e-5, and one of 1e9, as masks with large negative numbers make it
+// where they hide whole rows, has lost the logarithm of the sum. Rows below get P from their own scores.
+inline constexpr float kFarLse = -1000;
+
 // A chunk of lane groups of one sequence and kv head. The chunks of a head follow each other in the list, and
 // add to its dK and dV in that order.
 struct BackwardTask {

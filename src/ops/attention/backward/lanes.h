@@ -11,7 +11,9 @@ using attention::BackwardTask;
 
 struct alignas(64) GradientLanes : LaneGroup {  // neg_max is -lse in log2 units
   float neg_row_term[kLanes];                   // -D
-  bool finite;                                  // all of Q, dO, lse and D
+  float neg_log_sum[kLanes], far_max[kLanes];   // far_rows.h; neg_log_sum is 0 in all other rows
+  bool is_far[kLanes], any_far;
+  bool finite;  // all of Q, dO, lse and D
 };
 
 TF_INLINE bool is_finite(float x) { return x - x == 0; }
@@ -61,14 +63,21 @@ TF_NOINLINE bool all_finite(const typename T::Element* x, std::int64_t stride, i
 // Reads lse, D and whether all is finite, for every lane.
 template <class T>
 TF_NOINLINE void init_gradient_lanes(const BackwardKernelArgs& a, const KernelSequence& s,
-                                     std::int64_t kv_head, std::int64_t index, GradientLanes& g) {
+                                     std::int64_t kv_head, std::int64_t index, bool scores_are_modified,
+                                     GradientLanes& g) {
   init_group(a.forward, s, kv_head, index, g);
+  g.any_far = false;
   F bad = zero();
   bool finite = true;
   for (int l = 0; l < kLanes; ++l) {
     g.neg_max[l] = -kInfinity;  // an empty lane has no probabilities
-    g.neg_row_term[l] = 0;
-    if (g.query[l] < 0) continue;
+    g.neg_row_term[l] = g.neg_log_sum[l] = 0;
+    g.far_max[l] = -kInfinity;
+    g.is_far[l] = false;
+    if (g.query[l] < 0) {
+      g.begin[l] = g.end[l] = 0;  // and sees nothing, not even what the mask block holds behind the last key
+      continue;
+    }
     const std::int64_t head = kv_head * a.forward.group + g.head[l], row = s.first_query + g.query[l];
     float term = dot_rows<T>(row_of<T>(a.out, s.batch, head, row), row_of<T>(a.grad_out, s.batch, head, row),
                              a.forward.dim_v, &bad);
@@ -79,6 +88,8 @@ TF_NOINLINE void init_gradient_lanes(const BackwardKernelArgs& a, const KernelSe
     // A row that sees nothing: whatever its lse is, all its probabilities are zero.
     const bool sees_nothing = lse == -kInfinity || g.begin[l] >= g.end[l];
     g.neg_max[l] = sees_nothing ? -kInfinity : -lse * kLog2E;
+    g.is_far[l] = scores_are_modified && !sees_nothing && lse < attention::kFarLse;
+    g.any_far = g.any_far || g.is_far[l];
     finite = finite && is_finite(term) && (sees_nothing || is_finite(g.neg_max[l]));
     finite = finite && all_finite<T>(row_of<T>(a.forward.query, s.batch, head, row), 0, 1, a.forward.dim);
   }

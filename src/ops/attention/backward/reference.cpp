@@ -1,4 +1,5 @@
 // attention_backward_reference: the definition in attention_backward.h as loops over fp64.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -15,6 +16,8 @@ using attention::key_range;
 using attention::Problem;
 using attention::Sequence;
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
 // fp64 sums for a whole output, rounded once at the end.
 struct Sums {
   const TensorView& view;
@@ -30,6 +33,12 @@ struct Sums {
   void add(double x, std::int64_t a, std::int64_t b = 0, std::int64_t c = 0, std::int64_t d = 0) {
     if (view) data[static_cast<std::size_t>(index(a, b, c, d))] += x;
   }
+  // weight * x onto the row [a, b, c].
+  void add_row(double weight, const double* x, std::int64_t a, std::int64_t b, std::int64_t c) {
+    if (!view) return;
+    double* row = data.data() + index(a, b, c, 0);
+    for (std::int64_t d = 0; d < view.shape[3]; ++d) row[d] += weight * x[d];
+  }
   void store_all() const {
     if (!view) return;
     const std::int64_t n[4] = {view.shape[0], view.rank > 1 ? view.shape[1] : 1,
@@ -42,6 +51,27 @@ struct Sums {
   }
 };
 
+struct Seen {
+  std::int64_t key;
+  double score;
+};
+
+// exp(score - lse), or the same from the row's own scores where lse is far (kernel_args.h). With a lse of
+// -inf nothing has weight.
+struct Softmax {
+  double shift, sum = 1;
+
+  Softmax(double lse, double sink, const std::vector<Seen>& seen)
+      : shift(lse == -kInfinity ? kInfinity : lse) {
+    if (!(shift < attention::kFarLse) || seen.empty()) return;
+    shift = sink;
+    for (const Seen& s : seen) shift = std::max(shift, s.score);
+    sum = std::exp(sink - shift);
+    for (const Seen& s : seen) sum += std::exp(s.score - shift);
+  }
+  double share(double score) const { return std::exp(score - shift) / sum; }
+};
+
 }  // namespace
 
 Status attention_backward_reference(const AttentionBackwardArgs& args) {
@@ -49,6 +79,7 @@ Status attention_backward_reference(const AttentionBackwardArgs& args) {
   if (Status status = check(args, &problem); !status) return status;
   const AttentionArgs& f = args.forward;
   const double scale = f.scale ? *f.scale : 1 / std::sqrt(static_cast<double>(problem.dim));
+  std::vector<Seen> seen;
   Sums dq(args.grad_query), dk(args.grad_key), dv(args.grad_value), dmask(args.grad_mask),
       dsinks(args.grad_sinks);
 
@@ -63,29 +94,25 @@ Status attention_backward_reference(const AttentionBackwardArgs& args) {
           grad(args.grad_out, s.batch, h, s.first_query, s.queries);
       for (std::int64_t i = 0; i < s.queries; ++i) {
         const std::int64_t row = s.first_query + i;
-        const double lse = load(f.lse, s.batch, h, row);
         double term = args.grad_lse ? -load(args.grad_lse, s.batch, h, row) : 0;
         for (std::int64_t d = 0; d < problem.dim_v; ++d) term += grad[i][d] * out[i][d];
-        if (f.sinks) {
-          const double sink = load(f.sinks, h);
-          if (sink != -std::numeric_limits<double>::infinity()) dsinks.add(-std::exp(sink - lse) * term, h);
-        }
+        const double sink = f.sinks ? load(f.sinks, h) : -kInfinity;
+        seen.clear();
         const attention::KeyRange range = key_range(f, s, i);
-        for (std::int64_t j = 0; j < s.keys; ++j) {
-          if (!head.sees(i, j, range)) continue;
-          const double p = std::exp(head.score(q[i], k[j], i, j) - lse), kept = head.dropout(i, j);
+        for (std::int64_t j = 0; j < s.keys; ++j)
+          if (head.sees(i, j, range)) seen.push_back({j, head.score(q[i], k[j], i, j)});
+        const Softmax softmax(load(f.lse, s.batch, h, row), sink, seen);
+        if (sink != -kInfinity) dsinks.add(-softmax.share(sink) * term, h);
+        for (const auto& [j, score] : seen) {
+          const double p = softmax.share(score), kept = head.dropout(i, j);
           double dp = 0;
-          for (std::int64_t d = 0; d < problem.dim_v; ++d) {
-            dp += grad[i][d] * v[j][d];
-            dv.add(p * kept * grad[i][d], s.batch, kv_head, s.first_key + j, d);
-          }
+          for (std::int64_t d = 0; d < problem.dim_v; ++d) dp += grad[i][d] * v[j][d];
           const double ds = p * (kept * dp - term);
           dmask.add(ds, n, h, i, j);
           const double dx = ds * head.cap_slope(q[i], k[j]) * scale;
-          for (std::int64_t d = 0; d < problem.dim; ++d) {
-            dq.add(dx * k[j][d], s.batch, h, row, d);
-            dk.add(dx * q[i][d], s.batch, kv_head, s.first_key + j, d);
-          }
+          dq.add_row(dx, k[j], s.batch, h, row);
+          dk.add_row(dx, q[i], s.batch, kv_head, s.first_key + j);
+          dv.add_row(p * kept, grad[i], s.batch, kv_head, s.first_key + j);
         }
       }
     }

@@ -8,6 +8,7 @@
 namespace tileformer::TILEFORMER_UNIT {
 
 // P = exp(score - lse), kept in fp32 where the scores were, and as the rows that dV is multiplied from.
+template <bool kGeneral>
 struct Probabilities {
   static constexpr int kSlices = kKeyRows;
   float* scores;  // [kKeyRows][kLanes]
@@ -22,7 +23,9 @@ struct Probabilities {
     TF_UNROLL for (int j = 0; j < kVecs; ++j) {
       float* at = scores + r * kLanes + j * kVecLanes;
       const F s = load(at), neg_lse = load(group->neg_max + j * kVecLanes);
-      p[j] = exp2_score(kScaledQuery ? add(s, neg_lse) : fma(s, score_scale, neg_lse));
+      F x = kScaledQuery ? add(s, neg_lse) : fma(s, score_scale, neg_lse);
+      if constexpr (kGeneral) x = add(x, load(group->neg_log_sum + j * kVecLanes));
+      p[j] = exp2_score(x);
       store(at, p[j]);
     }
     if constexpr (kElementsPerWord > 1) store_lane_row(rows + r * kLaneWords, p);
