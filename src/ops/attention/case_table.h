@@ -15,7 +15,7 @@ inline std::vector<AttentionCase> attention_cases() {
   using namespace case_table;
   std::vector<AttentionCase> cases;
   for (auto add : {add_tails, add_dims, add_groups, add_causal_and_windows, add_masks, add_biases, add_packed,
-                   add_zero_sizes, add_ranges, add_layouts, add_values, add_combinations}) {
+                   add_chunks, add_zero_sizes, add_ranges, add_layouts, add_values, add_combinations}) {
     add(cases);
   }
   for (AttentionCase& c : cases) {

@@ -118,6 +118,37 @@ inline void add_packed(Cases& cases) {
   add("dropout", {20, 3, 31}, {25, 50, 31}, [](AttentionCase& c) { c.dropout_p = 0.2f; });
 }
 
+// Many queries and keys: what the backward adds up over several tasks and blocks.
+inline void add_chunks(Cases& cases) {
+  const auto add = [&](std::string name, std::int64_t seq_q, std::int64_t seq_k, auto&& change) {
+    AttentionCase c{.name = "chunks_" + std::move(name),
+                    .heads = 2,
+                    .kv_heads = 2,
+                    .seq_q = seq_q,
+                    .seq_k = seq_k,
+                    .dim = 16,
+                    .dim_v = 16};
+    change(c);
+    cases.push_back(std::move(c));
+  };
+  add("group", 150, 530, [](AttentionCase& c) { c.heads = 8, c.dim_v = 24; });
+  add("window", 530, 530, [](AttentionCase& c) {
+    c.heads = c.kv_heads = 1, c.causal = Causal::bottom_right, c.window_left = 60;
+  });
+  add("more_queries", 700, 300, [](AttentionCase& c) { c.kv_heads = 1, c.causal = Causal::bottom_right; });
+  add("top_left", 550, 270, [](AttentionCase& c) { c.causal = Causal::top_left, c.layout = Layout::padded; });
+  // A gradient that all tasks share, by keys and as a whole.
+  add("bias_of_keys", 280, 520,
+      [](AttentionCase& c) { c.batch = 2, c.mask = {.kind = Mask::Kind::f32, .queries = false}; });
+  add("bias_of_queries", 280, 520, [](AttentionCase& c) {
+    c.heads = 4, c.mask = {.kind = Mask::Kind::like_query, .content = Mask::Content::lowest, .keys = false};
+  });
+  add("packed", 0, 0, [](AttentionCase& c) {
+    c.heads = 4, c.causal = Causal::bottom_right, c.softcap = 3, c.sinks = true, c.dropout_p = 0.2f;
+    c.query_lengths = {200, 5, 0, 290}, c.key_lengths = {200, 300, 9, 270};
+  });
+}
+
 inline void add_zero_sizes(Cases& cases) {
   cases.push_back({.name = "zero_batch", .batch = 0, .heads = 2, .kv_heads = 2, .seq_q = 5, .seq_k = 5});
   cases.push_back({.name = "zero_heads", .heads = 0, .kv_heads = 0, .seq_q = 5, .seq_k = 5});
