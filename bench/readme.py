@@ -60,6 +60,40 @@ def speed(report: dict[str, Any]) -> str:
     return _table(header, lines)
 
 
+def backward(report: dict[str, Any]) -> str:
+    """The rows of the backward, beside torch's fused and unfused ones."""
+    rows = [row for row in report["rows"] if row["suite"] == "backward"]
+    lines = []
+    for row in rows:
+        own = row["entries"][BASE]
+        ratios = [
+            f"{row['entries'][p]['ratio']:.2f}x" if p in row["entries"] else ""
+            for p in ("torch-flash", "torch-math")
+        ]
+        figures = [time_text(own["seconds"]), f"{own['gflops']:.1f}", percent_text(own["percent_of_peak"])]
+        lines.append([row["label"].replace(" backward", ""), *figures, *ratios])
+    header = ["gradients of", "time", "GFLOP/s", "% of peak", "vs torch-flash", "vs torch-math"]
+    return _table(header, lines)
+
+
+def training(report: dict[str, Any]) -> str:
+    """Tokens/s and peak resident memory of training steps, and both relative to sdpa."""
+    points = [point for point in report["training"]["points"] if not point["failure"]]
+    lines = []
+    for point in points:
+        settings = point["settings"]
+        peer = next(
+            p
+            for p in points
+            if p["contender"] == "sdpa" and p["settings"]["sequence_length"] == settings["sequence_length"]
+        )
+        speed, memory = (point[key] / peer[key] for key in ("tokens_per_second", "peak_rss_mib"))
+        figures = [f"{point['tokens_per_second']:.0f}", f"{point['peak_rss_mib']:.0f} MiB"]
+        shape = f"{settings['sequence_length']} tokens, {settings['layers']} layers, {settings['dtype']}"
+        lines.append([f"{shape}, {point['contender']}", *figures, f"{speed:.2f}x", f"{memory:.2f}x"])
+    return _table(["step", "tokens/s", "peak memory", "sdpa's speed", "sdpa's memory"], lines)
+
+
 def features(report: dict[str, Any]) -> str:
     """What each option costs per useful operation, beside the same call without it."""
     lines = []
@@ -92,6 +126,8 @@ def machine(report: dict[str, Any]) -> str:
 
 BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
     "speed": speed,
+    "backward": backward,
+    "training": training,
     "features": features,
     "published": published,
     "machine": machine,
