@@ -67,8 +67,7 @@ TF_COLD void raise_max(const TileMax& tile, float score_scale, LaneGroup& g, Wor
     store(g.neg_max + lane, sub(zero(), m));
     store(g.threshold + lane, select(move, div(add(m, set(kThreshold)), set(score_scale)), old_threshold));
     float* const sums[] = {g.sum, g.exact_sum, g.block_sum, g.exact_block_sum};
-    for (float* sum : sums)
-      store(sum + lane, mul(factor, load(sum + lane)));
+    for (float* sum : sums) store(sum + lane, mul(factor, load(sum + lane)));
     for (int i = 0; i < words; ++i) rescale_probabilities(p + i * kLanes + lane, factor);
     if (g.started)
       for (std::int64_t d = 0; d < o_rows; ++d)
