@@ -12,8 +12,8 @@
 // window (i + diagonal - left <= j <= i + diagonal + right), the bool mask is true, the float mask is not
 // -inf. Positions that it does not see have no influence, whatever their K and V hold, NaN and Inf included.
 // A query that sees nothing gets out = 0 and lse = -inf (with a sink: lse = sink). A NaN in a position that
-// is seen reaches the output. A float mask below -2e38 that is not -inf counts as -2e38: a row of nothing
-// else is the mean of V.
+// is seen reaches the output. A finite float mask below -2e38 counts as -2e38 (a row of nothing else is
+// the mean of V), one above 2e38 as 2e38.
 //
 // Results are the same bits for any number of threads and whatever else is in the batch.
 //

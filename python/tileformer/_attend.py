@@ -6,6 +6,7 @@ import torch
 from torch.autograd import forward_ad
 
 from tileformer import _ops
+from tileformer._functorch import inside_transform
 
 NONE, TOP_LEFT, BOTTOM_RIGHT = 0, 1, 2  # what the operator calls the kinds of causal
 
@@ -45,7 +46,8 @@ def attend(
     alibi_slopes, of second order, or in forward mode.
     """
     differentiable = torch.is_grad_enabled() and (
-        query.requires_grad
+        inside_transform("flash_attention")
+        or query.requires_grad
         or key.requires_grad
         or value.requires_grad
         or (attn_mask is not None and attn_mask.requires_grad)

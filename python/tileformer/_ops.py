@@ -52,8 +52,11 @@ def explain_backward(*arguments) -> str:
 def _empty_like_layout(sizes: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     """Dense tensor of `sizes` [batch, heads, seq, dim] with the dimensions in the memory order of `like`.
 
-    Says for fake tensors what `empty_like_layout` in csrc/torch_tensor.cpp says for real ones.
+    Says for fake tensors what `empty_like_layout` in csrc/torch_tensor.cpp says for real ones. One whose rows
+    are not adjacent in memory is copied first, and then is dense in the order of its dimensions.
     """
+    if like.stride(-1) != 1 and like.shape[-1] > 1:
+        return like.new_empty(sizes)
     order = [2, 1, 0]
     stride = like.stride()
     for i in (1, 2):
@@ -69,7 +72,16 @@ def _empty_like_layout(sizes: tuple[int, ...], like: torch.Tensor) -> torch.Tens
     return like.new_empty_strided(sizes, dense)
 
 
-def _fake_out(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _check_devices(like: torch.Tensor, *others) -> None:
+    # With a tensor on meta among them, torch would take the fake kernel, and its memory for results.
+    for other in others:
+        if isinstance(other, torch.Tensor) and other.device != like.device:
+            devices = f"{like.device} and {other.device}"
+            raise ValueError(f"all tensors have to be dense and on the CPU; they are on {devices}")
+
+
+def _fake_out(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *options) -> torch.Tensor:
+    _check_devices(query, key, value, *options)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 4:
             raise ValueError(f"{name} has {tensor.dim()} dimensions; needed are 4, [batch, heads, seq, dim]")
@@ -77,15 +89,15 @@ def _fake_out(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> to
 
 
 @torch.library.register_fake("tileformer::attention_inference")
-def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_options) -> torch.Tensor:
-    return _fake_out(query, key, value)
+def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *options) -> torch.Tensor:
+    return _fake_out(query, key, value, *options)
 
 
 @torch.library.register_fake("tileformer::attention_forward")
 def _(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_options
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *options
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    out = _fake_out(query, key, value)
+    out = _fake_out(query, key, value, *options)
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     return out, query.new_empty(query.shape[:3], dtype=dtype)
 
@@ -107,8 +119,10 @@ def _fake_backward(
     window_right: int = -1,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
-    *_options,
+    *options,
 ) -> tuple[torch.Tensor, ...]:
+    _check_devices(query, key, value, grad_out, grad_lse, out, lse, attn_mask, sinks, *options)
+
     def gradient(n: int, like: torch.Tensor) -> torch.Tensor:
         return _empty_like_layout(like.shape, like) if wanted >> n & 1 else like.new_empty(0)
 

@@ -6,6 +6,7 @@ import torch
 from torch.autograd import forward_ad
 
 from tileformer import _loss_ops
+from tileformer._functorch import inside_transform
 
 _REDUCTIONS = {"mean": _loss_ops.MEAN, "sum": _loss_ops.SUM, "none": _loss_ops.NONE}
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -53,6 +54,7 @@ def linear_cross_entropy(
     _check(hidden, weight, target, bias, label_smoothing, z_loss, softcap, reduction)
     if forward_ad._current_level >= 0:
         _refuse_tangents(hidden=hidden, weight=weight, bias=bias)
+    inside_transform("linear_cross_entropy")
     grad = torch.is_grad_enabled()
     want = [grad and t is not None and t.requires_grad for t in (hidden, weight, bias)]
     loss, *_ = _loss_ops.forward(
@@ -95,6 +97,9 @@ def _check(
     reduction: str,
 ) -> None:
     """Everything but the values in target, which the operator looks at."""
+    for name, tensor in (("weight", weight), ("target", target), ("bias", bias)):
+        if tensor is not None and tensor.device != hidden.device:
+            raise _wrong(name, f"a tensor on {tensor.device}", f"one on {hidden.device}, as hidden")
     if hidden.dim() < 1:
         raise _wrong("hidden", "a scalar", "a tensor [..., hidden]")
     if weight.dim() != 2 or weight.shape[1] != hidden.shape[-1]:

@@ -20,6 +20,11 @@ TF_INLINE F zero() { return _mm256_setzero_ps(); }
 TF_INLINE F set(float x) { return _mm256_set1_ps(x); }
 TF_INLINE F broadcast(const float* p) { return _mm256_broadcast_ss(p); }
 TF_INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
+// x as it was rounded: the compiler may join a multiply and an add into one fma otherwise.
+TF_INLINE F rounded(F x) {
+  asm("" : "+x"(x));
+  return x;
+}
 TF_INLINE F sub(F a, F b) { return _mm256_sub_ps(a, b); }
 TF_INLINE F mul(F a, F b) { return _mm256_mul_ps(a, b); }
 TF_INLINE F div(F a, F b) { return _mm256_div_ps(a, b); }

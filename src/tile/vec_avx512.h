@@ -24,6 +24,15 @@ TF_INLINE F zero() { return _mm512_setzero_ps(); }
 TF_INLINE F set(float x) { return _mm512_set1_ps(x); }
 TF_INLINE F broadcast(const float* p) { return _mm512_set1_ps(*p); }
 TF_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
+// x as it was rounded: the compiler may join a multiply and an add into one fma otherwise.
+TF_INLINE F rounded(F x) {
+#if defined(TILEFORMER_USE_SIMDE)
+  asm("" : "+m"(x));
+#else
+  asm("" : "+v"(x));
+#endif
+  return x;
+}
 TF_INLINE F sub(F a, F b) { return _mm512_sub_ps(a, b); }
 TF_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
 TF_INLINE F div(F a, F b) { return _mm512_div_ps(a, b); }

@@ -32,6 +32,11 @@ TF_INLINE F zero() { return F{}; }
 TF_INLINE F set(float x) { return x - F{}; }
 TF_INLINE F broadcast(const float* p) { return set(*p); }
 TF_INLINE F add(F a, F b) { return a + b; }
+// x as it was rounded: the compiler may join a multiply and an add into one fma otherwise.
+TF_INLINE F rounded(F x) {
+  asm("" : "+m"(x));
+  return x;
+}
 TF_INLINE F sub(F a, F b) { return a - b; }
 TF_INLINE F mul(F a, F b) { return a * b; }
 TF_INLINE F div(F a, F b) { return a / b; }

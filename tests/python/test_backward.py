@@ -252,3 +252,57 @@ def test_explain_names_the_plan_of_the_backward():
     q, k, v = inputs()
     text = tileformer.explain(lambda: tileformer.flash_attention(q, k, v).sum().backward())
     assert "tileformer::attention_backward" in text and "chunk" in text and "grad_out" in text
+
+
+@pytest.mark.parametrize("scale", [1e2, 1e4, 1e7, 1e18])
+def test_rows_with_one_key_have_probability_one_however_large_the_scores(scale):
+    q, k, v = inputs(seq_q=64, seq_k=64, dim=64)
+    large = q.detach() * scale
+    (grad,) = torch.autograd.grad(tileformer.flash_attention(large, k, v).sum(), v)
+    expected = exact_gradients(dict(query=large, key=k, value=v), torch.ones(2, 4, 64, 64))[2]
+    # Scores are rounded to fp32: those of nearly the same size may change places.
+    error = (grad.double() - expected).abs().max() / expected.abs().max()
+    assert error < 1e-6 * min(scale, 1e3)
+    assert abs(grad.sum() / (2 * 4 * 64 * 64) - 1) < 1e-3  # every query's weights add up to one
+
+
+def test_a_finite_mask_of_any_size_gives_finite_results():
+    q, k, v = inputs()
+    mask = torch.zeros(33, 50)
+    mask[3, 4], mask[5, 6], mask[7] = 3.3e38, -3.3e38, torch.finfo(torch.float32).min
+    out = tileformer.flash_attention(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(out[:, :, 3], v[:, :, 4].repeat_interleave(2, 1), rtol=1e-6, atol=1e-6)
+    for grad in torch.autograd.grad(out.square().sum(), (q, k, v)):
+        assert grad.isfinite().all()
+
+
+def test_vmap_keeps_gradients():
+    q = torch.randn(3, 2, 5, 8, requires_grad=True)
+
+    def gradient(attention):
+        def row(x):
+            return x + attention(x[None], x[None], x[None])[0]
+
+        return torch.autograd.grad(torch.vmap(row)(q).square().sum(), q)[0]
+
+    expected = gradient(F.scaled_dot_product_attention)
+    torch.testing.assert_close(gradient(tileformer.flash_attention), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        gradient(tileformer.scaled_dot_product_attention), expected, rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev, torch.func.hessian])
+def test_torch_func_says_what_to_use(transform):
+    q, k, v = (t.detach() for t in inputs())
+    with pytest.raises(NotImplementedError, match=r"torch.func.grad.*torch.autograd.grad"):
+        transform(lambda x: tileformer.flash_attention(x, k, v).sum())(q)
+
+
+@pytest.mark.parametrize("name", ["key", "value", "sinks", "attn_mask"])
+def test_tensors_on_meta_are_refused(name):
+    q, k, v = (t.detach() for t in inputs())
+    tensors = dict(query=q, key=k, value=v, sinks=torch.zeros(4), attn_mask=torch.zeros(33, 50))
+    tensors[name] = tensors[name].to("meta")
+    with pytest.raises(ValueError, match=r"on the CPU.*meta"):
+        tileformer.flash_attention(**tensors)

@@ -195,3 +195,18 @@ def test_meta_tensors():
     q, k, v = (t.to("meta") for t in qkv())
     out, lse = tileformer.flash_attention(q, k, v, return_lse=True)
     assert out.device.type == "meta" and out.shape == q.shape and lse.shape == q.shape[:3]
+
+
+@pytest.mark.parametrize("order", [(0, 3, 1, 2), (0, 2, 3, 1), (3, 0, 1, 2)])
+def test_rows_that_are_not_adjacent_in_memory(order):
+    x = torch.randn(4, 6, 8, 10, requires_grad=True)
+
+    def loss(x):
+        y = x.permute(*order)[..., ::2]
+        return tileformer.flash_attention(y, y, y).transpose(1, 2).reshape(-1).square().sum()
+
+    expected = torch.autograd.grad(loss(x), x)
+    actual = torch.autograd.grad(torch.compile(loss, backend="aot_eager", fullgraph=True)(x), x)
+    torch.testing.assert_close(actual, expected)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(loss, backend="aot_eager")(x), loss(x))

@@ -188,3 +188,22 @@ def test_other_losses_are_refused():
         ValueError, match="its loss function is <lambda>, expected transformers' ForCausalLMLoss"
     ):
         fuse_linear_cross_entropy(model)
+
+
+def test_a_model_that_was_saved_whole_can_be_fused_again(tmp_path):
+    torch.save(fuse_linear_cross_entropy(tiny_transformers.decoder("llama")), tmp_path / "model.pt")
+    model = torch.load(tmp_path / "model.pt", weights_only=False).train()
+    tokens = torch.arange(12)[None]
+    assert fuse_linear_cross_entropy(model)(tokens, labels=tokens).logits is None
+
+
+def test_what_is_changed_after_fusing_is_refused_not_ignored():
+    tokens = torch.arange(12)[None]
+    model = fuse_linear_cross_entropy(tiny_transformers.decoder("llama")).train()
+    model.lm_head.register_full_backward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="lm_head has hooks"):
+        model(tokens, labels=tokens)
+    model = fuse_linear_cross_entropy(tiny_transformers.decoder("llama")).train()
+    model.loss_function = lambda **_: torch.zeros(())
+    with pytest.raises(ValueError, match="its loss function is"):
+        model(tokens, labels=tokens)

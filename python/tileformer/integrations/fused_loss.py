@@ -63,8 +63,15 @@ def _check_head(model: PreTrainedModel) -> None:
     head = model.lm_head
     if type(head) is not torch.nn.Linear:
         raise _refuse(model, f"its lm_head is a {type(head).__name__}, expected a plain torch.nn.Linear")
-    if head._forward_hooks or head._forward_pre_hooks or "forward" in head.__dict__:
+    hooks = head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks
+    if hooks or "forward" in head.__dict__:
         raise _refuse(model, "its lm_head has hooks or a forward of its own, which would not run")
+
+
+def _check_loss_function(model: PreTrainedModel) -> None:
+    if model.loss_function is not ForCausalLMLoss:
+        name = getattr(model.loss_function, "__name__", repr(model.loss_function))
+        raise _refuse(model, f"its loss function is {name}, expected transformers' ForCausalLMLoss")
 
 
 def _loss(
@@ -111,6 +118,7 @@ def _fused_forward(
 ) -> CausalLMOutputWithPast:
     """LlamaForCausalLM.forward with the loss made from the hidden states; logits is None."""
     _check_head(self)
+    _check_loss_function(self)
     outputs = self.model(
         input_ids=input_ids,
         attention_mask=attention_mask,
@@ -144,6 +152,11 @@ def _replacement(original: Callable, caps_logits: bool) -> Callable:
     return forward
 
 
+def _is_fused(model: PreTrainedModel) -> bool:
+    """A model that was saved whole and loaded comes back with the mark, but with its class's own forward."""
+    return _MARK in vars(model) and "forward" in vars(model)
+
+
 def fuse_linear_cross_entropy(model: PreTrainedModel) -> PreTrainedModel:
     """Makes the model compute its training loss from hidden states and lm_head.weight in chunks of rows.
 
@@ -159,15 +172,13 @@ def fuse_linear_cross_entropy(model: PreTrainedModel) -> PreTrainedModel:
     """
     if not isinstance(model, PreTrainedModel):
         raise _refuse(model, "expected a transformers.PreTrainedModel such as LlamaForCausalLM")
-    if _MARK in vars(model):
+    if _is_fused(model):
         return model
     caps_logits = _caps_logits(model)
     if "forward" in vars(model):
         raise _refuse(model, "its forward was replaced already; fuse it before whatever wraps it")
     _check_head(model)
-    if model.loss_function is not ForCausalLMLoss:
-        name = getattr(model.loss_function, "__name__", repr(model.loss_function))
-        raise _refuse(model, f"its loss function is {name}, expected transformers' ForCausalLMLoss")
+    _check_loss_function(model)
     if model.lm_head.out_features != model.config.vocab_size:
         given, needed = model.lm_head.out_features, model.config.vocab_size
         raise _refuse(model, f"its lm_head has {given} rows, expected config.vocab_size, {needed}")

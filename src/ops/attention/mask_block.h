@@ -77,8 +77,8 @@ TF_INLINE float element_as_float(const std::uint16_t* p, BF16) { return f32_from
 // In log2 units. What is finite stays finite (the lowest float stands for "masked" in many models: a row of
 // nothing else is the mean of V), so that only -inf excludes.
 TF_INLINE F mask_to_log2(F x) {
-  const F excluded = set(-kInfinity);
-  return select(equal(x, excluded), excluded, max(set(-3e38f), mul(x, set(kLog2E))));
+  const F infinite = set(kInfinity), finite = min(set(3e38f), max(set(-3e38f), mul(x, set(kLog2E))));
+  return select(equal(abs(x), infinite), x, finite);
 }
 
 template <class T>

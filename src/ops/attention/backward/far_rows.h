@@ -35,6 +35,7 @@ TF_COLD void finish_far_rows(const KernelArgs& a, std::int64_t kv_head, Gradient
     if (!g.is_far[l]) continue;
     const bool sees_nothing = g.far_max[l] == -kInfinity;  // behind its mask; lse may be anything
     g.neg_max[l] = sees_nothing ? -kInfinity : -g.far_max[l];
+    if (sees_nothing) g.neg_lse[l] = -kInfinity;
     g.neg_log_sum[l] = sees_nothing ? 0 : -log_sum[l];
     if (is_finite(g.sum[l])) continue;
     g.neg_log_sum[l] = g.sum[l];  // NaN, of which the logarithm makes a number

@@ -10,6 +10,7 @@ using attention::BackwardKernelArgs;
 using attention::BackwardTask;
 
 struct alignas(64) GradientLanes : LaneGroup {  // neg_max is -lse in log2 units
+  float neg_lse[kLanes];                        // in natural units
   float neg_row_term[kLanes];                   // -D
   float neg_log_sum[kLanes], far_max[kLanes];   // far_rows.h; neg_log_sum is 0 in all other rows
   bool is_far[kLanes], any_far;
@@ -70,7 +71,7 @@ TF_NOINLINE void init_gradient_lanes(const BackwardKernelArgs& a, const KernelSe
   F bad = zero();
   bool finite = true;
   for (int l = 0; l < kLanes; ++l) {
-    g.neg_max[l] = -kInfinity;  // an empty lane has no probabilities
+    g.neg_max[l] = g.neg_lse[l] = -kInfinity;  // an empty lane has no probabilities
     g.neg_row_term[l] = g.neg_log_sum[l] = 0;
     g.far_max[l] = -kInfinity;
     g.is_far[l] = false;
@@ -87,7 +88,8 @@ TF_NOINLINE void init_gradient_lanes(const BackwardKernelArgs& a, const KernelSe
     const float lse = *float_of(a.forward.lse, s.batch, head, row);
     // A row that sees nothing: whatever its lse is, all its probabilities are zero.
     const bool sees_nothing = lse == -kInfinity || g.begin[l] >= g.end[l];
-    g.neg_max[l] = sees_nothing ? -kInfinity : -lse * kLog2E;
+    g.neg_lse[l] = sees_nothing ? -kInfinity : -lse;
+    g.neg_max[l] = g.neg_lse[l] * kLog2E;
     g.is_far[l] = scores_are_modified && !sees_nothing && lse < attention::kFarLse;
     g.any_far = g.any_far || g.is_far[l];
     finite = finite && is_finite(term) && (sees_nothing || is_finite(g.neg_max[l]));

@@ -16,16 +16,28 @@ struct Probabilities {
   const GradientLanes* group;
   F score_scale;  // raw scores to log2 units; unused where Q was scaled
 
+  // fp32 takes the difference in natural units, in which lse was rounded: where one key has all the weight it
+  // is zero then, however large the score. bf16 rounds P by more than what this is about.
+  TF_MEMBER F exponent(F s, int lane) const {
+    const F neg_max = load(group->neg_max + lane);
+    if constexpr (!kScaledQuery) {
+      const F x = fma(s, score_scale, neg_max);
+      return kGeneral ? add(x, load(group->neg_log_sum + lane)) : x;
+    } else {
+      const F x = mul(add(rounded(mul(s, set(kLn2))), load(group->neg_lse + lane)), set(kLog2E));
+      if constexpr (!kGeneral) return x;
+      const F log_sum = load(group->neg_log_sum + lane);
+      return select(equal(log_sum, zero()), x, add(add(s, neg_max), log_sum));
+    }
+  }
+
   TF_MEMBER void begin() {}
   TF_MEMBER void end() {}
   TF_MEMBER void slice(int r) {
     F p[kVecs];
     TF_UNROLL for (int j = 0; j < kVecs; ++j) {
       float* at = scores + r * kLanes + j * kVecLanes;
-      const F s = load(at), neg_lse = load(group->neg_max + j * kVecLanes);
-      F x = kScaledQuery ? add(s, neg_lse) : fma(s, score_scale, neg_lse);
-      if constexpr (kGeneral) x = add(x, load(group->neg_log_sum + j * kVecLanes));
-      p[j] = exp2_score(x);
+      p[j] = exp2_score(exponent(load(at), j * kVecLanes));
       store(at, p[j]);
     }
     if constexpr (kElementsPerWord > 1) store_lane_row(rows + r * kLaneWords, p);
