@@ -149,12 +149,13 @@ def _replacement(original: Callable, caps_logits: bool) -> Callable:
             return original(self, *args, **kwargs)
         return _fused_forward(self, *args, tileformer_caps_logits=caps_logits, **kwargs)
 
+    setattr(forward, _MARK, True)
     return forward
 
 
 def _is_fused(model: PreTrainedModel) -> bool:
-    """A model that was saved whole and loaded comes back with the mark, but with its class's own forward."""
-    return _MARK in vars(model) and "forward" in vars(model)
+    """False for a model that was saved whole and loaded: it comes back with its class's own forward."""
+    return getattr(getattr(vars(model).get("forward"), "__func__", None), _MARK, False)
 
 
 def fuse_linear_cross_entropy(model: PreTrainedModel) -> PreTrainedModel:
@@ -174,6 +175,7 @@ def fuse_linear_cross_entropy(model: PreTrainedModel) -> PreTrainedModel:
         raise _refuse(model, "expected a transformers.PreTrainedModel such as LlamaForCausalLM")
     if _is_fused(model):
         return model
+    unfuse_linear_cross_entropy(model)
     caps_logits = _caps_logits(model)
     if "forward" in vars(model):
         raise _refuse(model, "its forward was replaced already; fuse it before whatever wraps it")
