@@ -87,7 +87,7 @@ def test_figures_are_those_of_the_recorded_run():
 
     text = (ROOT / "README.md").read_text()
     blocks = readme.BLOCK.findall(text)
-    assert {name for _, name, *_ in blocks} == set(readme.BLOCKS)
+    assert blocks and {name for _, name, *_ in blocks} <= set(readme.BLOCKS)
     assert readme.render(text) == text
     for _, _, results, _ in blocks:
         assert json.loads((ROOT / results).read_text())["rows"]
