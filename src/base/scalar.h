@@ -1,4 +1,4 @@
-// bf16 and fp16 as bits, one element at a time: round to nearest, ties to even; NaN stays NaN, values beyond
+// bf16, fp16 and fp8 as bits, one element at a time: round to nearest, ties to even; NaN stays NaN, values beyond
 // the range become infinite. The same results as the conversion instructions of AVX512-BF16, F16C and NEON
 // with their default settings, subnormals kept.
 //
@@ -51,6 +51,40 @@ static inline std::uint16_t f16_from_f32(float x) {
   }
   const std::uint32_t rounded = magnitude + 0xFFFu + (magnitude >> 13 & 1u);
   return std::uint16_t(sign | (rounded - (112u << 23)) >> 13);
+}
+
+// E5M2 is the upper half of fp16.
+static inline float f32_from_e5m2(std::uint8_t x) { return f32_from_f16(std::uint16_t(x << 8)); }
+
+// Bias 7, all ones is NaN: as fp16 its exponent is 8 too small.
+static inline float f32_from_e4m3(std::uint8_t x) {
+  if ((x & 0x7Fu) == 0x7Fu) return float_of(0x7FC00000u | std::uint32_t(x & 0x80u) << 24);
+  return 256.0f * f32_from_f16(std::uint16_t((x & 0x80u) << 8 | (x & 0x7Fu) << 7));
+}
+
+// What is beyond the largest value saturates, infinities too (OCP FP8's saturating mode); NaN stays NaN.
+static inline std::uint8_t e5m2_from_f32(float x) {
+  const std::uint32_t sign = bits_of(x) >> 24 & 0x80u, magnitude = bits_of(x) & 0x7FFFFFFFu;
+  if (magnitude > 0x7F800000u) return std::uint8_t(sign | 0x7Eu);
+  if (magnitude >= 0x47600000u) return std::uint8_t(sign | 0x7Bu);  // 57344
+  if (magnitude < 0x38800000u) {
+    // Subnormal, in units of 2^-16, which is one unit of floats in [128, 256). The addition rounds.
+    return std::uint8_t(sign | (bits_of(float_of(magnitude) + 128.0f) - bits_of(128.0f)));
+  }
+  const std::uint32_t rounded = magnitude + 0xFFFFFu + (magnitude >> 21 & 1u);
+  return std::uint8_t(sign | ((rounded - (112u << 23)) >> 21));
+}
+
+static inline std::uint8_t e4m3_from_f32(float x) {
+  const std::uint32_t sign = bits_of(x) >> 24 & 0x80u, magnitude = bits_of(x) & 0x7FFFFFFFu;
+  if (magnitude > 0x7F800000u) return std::uint8_t(sign | 0x7Fu);
+  if (magnitude >= 0x43E00000u) return std::uint8_t(sign | 0x7Eu);  // 448
+  if (magnitude < 0x3C800000u) {
+    // Subnormal, in units of 2^-9, which is one unit of floats in [2^14, 2^15).
+    return std::uint8_t(sign | (bits_of(float_of(magnitude) + 16384.0f) - bits_of(16384.0f)));
+  }
+  const std::uint32_t rounded = magnitude + 0x7FFFFu + (magnitude >> 20 & 1u);
+  return std::uint8_t(sign | ((rounded - (120u << 23)) >> 20));
 }
 
 }  // namespace tileformer
