@@ -17,9 +17,9 @@
 //
 // Results are the same bits for any number of threads and whatever else is in the batch.
 //
-// Two kernels share the work, sequence by sequence: many queries run as tiles of queries, bound by the products
-// (prefill), few queries (decode: at most 16 of a sequence) as rows of K and V that are read once for all heads
-// of a group, bound by memory. docs/design/decode.md has the reasons.
+// Two kernels share the work, sequence by sequence: many queries run as tiles of queries, bound by the
+// products (prefill), few queries (decode: at most 16 of a sequence) as rows of K and V that are read once
+// for all heads of a group, bound by memory. docs/design/decode.md has the reasons.
 //
 // Sources: Dao et al., FlashAttention (2022) and FlashAttention-2 (2023); Press et al., ALiBi (2022); Salmon
 // et al., Philox (2011). Semantics follow flash-attn 2 where it has the feature.
@@ -61,12 +61,12 @@ struct AttentionArgs {
 
   // Optional, both or none: i32 or i64 [sequences + 1], from 0, never decreasing, ending at seq_q and seq_k.
   TensorView cu_seqlens_query, cu_seqlens_key;
-  // Paged keys: key and value are pools of pages, [pages, kv_heads, page_size, dim], and key j of sequence n is
-  // row j % page_size of page block_table[n, j / page_size]. block_table i32 [sequences, blocks], unit stride
-  // in the last dimension; key_lengths i32 [sequences]; both or none, and without cu_seqlens_key. page_size is
-  // a multiple of 16, any number if the table has one column. What lies behind a sequence's length is not
-  // read, table entries included. Pages may hold another dtype than query, K and V each its own: f32, f16,
-  // bf16, or i8, f8_e4m3, f8_e5m2 with a scale for each row.
+  // Paged keys: key and value are pools of pages, [pages, kv_heads, page_size, dim], and key j of sequence n
+  // is row j % page_size of page block_table[n, j / page_size]. block_table i32 [sequences, blocks], unit
+  // stride in the last dimension; key_lengths i32 [sequences]; both or none, and without cu_seqlens_key.
+  // page_size is a multiple of 16, any number if the table has one column. What lies behind a sequence's
+  // length is not read, table entries included. Pages may hold another dtype than query, K and V each its
+  // own: f32, f16, bf16, or i8, f8_e4m3, f8_e5m2 with a scale for each row.
   TensorView block_table, key_lengths;
   // f32 [pages, kv_heads, page_size], for quantised pages: an element is its code times the scale of its row.
   TensorView key_scale, value_scale;

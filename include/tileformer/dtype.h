@@ -6,8 +6,8 @@
 
 namespace tileformer {
 
-// i8 and the two fp8 types hold the codes of quantised tensors, an element being code * scale: whole numbers of
-// -127..127, and OCP FP8 (2023) E4M3 (largest 448, no infinities) and E5M2 (largest 57344).
+// i8 and the two fp8 types hold the codes of quantised tensors, an element being code * scale: whole numbers
+// of -127..127, and OCP FP8 (2023) E4M3 (largest 448, no infinities) and E5M2 (largest 57344).
 enum class DType : std::uint8_t { f32, f16, bf16, f64, i32, i64, boolean, i8, f8_e4m3, f8_e5m2 };
 
 constexpr std::size_t size_of(DType t) {
@@ -47,8 +47,6 @@ constexpr bool is_floating(DType t) {
 }
 
 // Codes that mean nothing without their scale.
-constexpr bool is_quantized(DType t) {
-  return t == DType::i8 || t == DType::f8_e4m3 || t == DType::f8_e5m2;
-}
+constexpr bool is_quantized(DType t) { return t == DType::i8 || t == DType::f8_e4m3 || t == DType::f8_e5m2; }
 
 }  // namespace tileformer

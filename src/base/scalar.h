@@ -1,6 +1,6 @@
-// bf16, fp16 and fp8 as bits, one element at a time: round to nearest, ties to even; NaN stays NaN, values beyond
-// the range become infinite. The same results as the conversion instructions of AVX512-BF16, F16C and NEON
-// with their default settings, subnormals kept.
+// bf16, fp16 and fp8 as bits, one element at a time: round to nearest, ties to even; NaN stays NaN, values
+// beyond the range become infinite. The same results as the conversion instructions of AVX512-BF16, F16C and
+// NEON with their default settings, subnormals kept.
 //
 // static, not inline: kernels include this under wide flags, and a weak symbol compiled there could be the
 // copy that the linker keeps for every CPU.

@@ -36,6 +36,10 @@ Status check_like(const char* argument, const TensorView& view, DType dtype, con
 // check_sequences.cpp: cu_seqlens, sequence lengths, key_range, query_offset. Fills sequences and packed.
 Status check_sequences(const AttentionArgs& args, Problem* problem, Longest* longest);
 
+// check_pages.cpp: block_table, key_lengths, key_scale, value_scale. Fills paged, page_size and
+// longest->keys.
+Status check_pages(const AttentionArgs& args, Problem* problem, Longest* longest);
+
 // check_bias.cpp: attn_mask, alibi_slopes, sinks.
 Status check_bias(const AttentionArgs& args, const Problem& problem, const Longest& longest);
 

@@ -44,21 +44,28 @@ std::int64_t longest_of(const TensorView& offsets) {
   return longest;
 }
 
-Status check_packed(const AttentionArgs& args, Problem* problem) {
-  const TensorView &q = args.cu_seqlens_query, &k = args.cu_seqlens_key;
-  if (!q) return wrong("cu_seqlens_query", "nothing", "a tensor, because cu_seqlens_key is given");
-  if (!k) return wrong("cu_seqlens_key", "nothing", "a tensor, because cu_seqlens_query is given");
+// Queries one after the other, keys in pages.
+Status check_packed_queries(const AttentionArgs& args, Problem* problem) {
+  const TensorView& q = args.cu_seqlens_query;
   if (args.query.shape[0] != 1) {
     return wrong("query", "batch " + std::to_string(args.query.shape[0]), "batch 1 with cu_seqlens");
   }
   if (Status s = check_offsets("cu_seqlens_query", q, problem->total_queries, "seq_q"); !s) return s;
+  problem->packed = true;
+  problem->sequences = q.shape[0] - 1;
+  return Status::ok();
+}
+
+Status check_packed(const AttentionArgs& args, Problem* problem) {
+  const TensorView &q = args.cu_seqlens_query, &k = args.cu_seqlens_key;
+  if (!q) return wrong("cu_seqlens_query", "nothing", "a tensor, because cu_seqlens_key is given");
+  if (!k) return wrong("cu_seqlens_key", "nothing", "a tensor, because cu_seqlens_query is given");
+  if (Status s = check_packed_queries(args, problem); !s) return s;
   if (Status s = check_offsets("cu_seqlens_key", k, problem->total_keys, "seq_k"); !s) return s;
   if (q.shape[0] != k.shape[0]) {
     return wrong("cu_seqlens_key", std::to_string(k.shape[0]) + " entries",
                  std::to_string(q.shape[0]) + ", as many as cu_seqlens_query has");
   }
-  problem->packed = true;
-  problem->sequences = q.shape[0] - 1;
   return Status::ok();
 }
 
@@ -84,7 +91,8 @@ Status check_key_range(const AttentionArgs& args, const Problem& problem) {
                  expected + ", first and last + 1 key of each sequence");
   }
   for (std::int64_t i = 0; i < problem.sequences; ++i) {
-    const std::int64_t keys = problem.packed
+    const std::int64_t keys = problem.paged ? index_at(args.key_lengths, i)
+                              : problem.packed
                                   ? index_at(args.cu_seqlens_key, i + 1) - index_at(args.cu_seqlens_key, i)
                                   : problem.total_keys;
     const std::int64_t first = index_at(range, i, 0), last = index_at(range, i, 1);
@@ -119,7 +127,13 @@ Status check_query_offset(const AttentionArgs& args, const Problem& problem) {
 }  // namespace
 
 Status check_sequences(const AttentionArgs& args, Problem* problem, Longest* longest) {
-  if (args.cu_seqlens_query || args.cu_seqlens_key) {
+  if (args.block_table || args.key_lengths) {
+    if (args.cu_seqlens_query) {
+      if (Status s = check_packed_queries(args, problem); !s) return s;
+    }
+    *longest = {problem->packed ? longest_of(args.cu_seqlens_query) : problem->total_queries, 0};
+    if (Status s = check_pages(args, problem, longest); !s) return s;
+  } else if (args.cu_seqlens_query || args.cu_seqlens_key) {
     if (Status s = check_packed(args, problem); !s) return s;
     *longest = {longest_of(args.cu_seqlens_query), longest_of(args.cu_seqlens_key)};
   } else {

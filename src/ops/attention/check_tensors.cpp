@@ -45,13 +45,15 @@ Status check_inputs(const AttentionArgs& args) {
   if (!is_floating(q.dtype)) {
     return wrong("query", std::string("dtype ") + name_of(q.dtype), "float32, float16, bfloat16 or float64");
   }
-  if (Status s = check_same_dtype("key", k.dtype, q.dtype); !s) return s;
-  if (Status s = check_same_dtype("value", v.dtype, q.dtype); !s) return s;
+  if (!args.block_table) {
+    if (Status s = check_same_dtype("key", k.dtype, q.dtype); !s) return s;
+    if (Status s = check_same_dtype("value", v.dtype, q.dtype); !s) return s;
+  }
   if (Status s = check_head_dim("query", q.shape[3]); !s) return s;
   if (Status s = check_head_dim("value", v.shape[3]); !s) return s;
 
-  if (Status s = check_shape("key", k, shaped(q.shape[0], k.shape[1], k.shape[2], q.shape[3]), kKeyLayout);
-      !s) {
+  const std::int64_t batch = args.block_table ? k.shape[0] : q.shape[0];
+  if (Status s = check_shape("key", k, shaped(batch, k.shape[1], k.shape[2], q.shape[3]), kKeyLayout); !s) {
     return s;
   }
   if (Status s =
@@ -137,6 +139,7 @@ Status check_tensors(const AttentionArgs& args, Problem* problem) {
   problem->dim = args.query.shape[3];
   problem->dim_v = args.value.shape[3];
   problem->dtype = args.query.dtype;
+  problem->keys_bf16 = args.key.dtype == DType::bf16 && args.value.dtype == DType::bf16;
   return Status::ok();
 }
 

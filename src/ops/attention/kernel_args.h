@@ -26,6 +26,7 @@ struct Task {
 // problem.h says what the fields of a sequence mean; here they are resolved for the kernel.
 struct KernelSequence {
   std::int64_t batch, first_query, queries, first_key, keys, range_begin, range_end, diagonal;
+  const std::int32_t* blocks;  // the pages of its keys; null: key and value are not paged
 };
 
 struct KernelArgs {
@@ -38,6 +39,9 @@ struct KernelArgs {
   const Task* tasks;         // by falling cost
   std::int64_t tasks_count;  // without kv_heads: task t of kv head h is item t * kv_heads + h
   std::int64_t* next_item;   // shared counter, zero at the start
+
+  std::int64_t page_size;          // keys of a page; 0: not paged, `batch` of key and value counts sequences
+  Operand key_scale, value_scale;  // [page, kv_head, row], f32; data null: elements are not codes
 
   std::int64_t kv_heads, group, dim, dim_v;
   int key_block;   // keys per block, a multiple of the unit's key rows

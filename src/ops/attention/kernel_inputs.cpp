@@ -30,9 +30,13 @@ Status choose(const Problem& problem, Choice* choice) {
   if (Status s = active_isa(&choice->isa); !s) return s;
   if (problem.dtype == DType::f64) return Status::ok();
   choice->unit = forced_unit() ? forced_unit() : find_unit(choice->isa, problem.dtype);
-  if (choice->unit && choice->unit->bf16_only && (problem.dtype != DType::bf16 || !(problem.scale > 0))) {
+  const bool all_bf16 = problem.dtype == DType::bf16 && problem.keys_bf16;
+  if (choice->unit && choice->unit->bf16_only && (!all_bf16 || !(problem.scale > 0))) {
     // Running maxima are kept of raw scores there, which only a positive scale leaves in order.
-    if (problem.dtype == DType::bf16) choice->note = "scale <= 0 runs on the fp32 unit";
+    if (all_bf16)
+      choice->note = "scale <= 0 runs on the fp32 unit";
+    else if (problem.dtype == DType::bf16)
+      choice->note = "pages of another dtype than the query's run on the fp32 unit";
     const Isa isa = choice->isa;
     choice->unit = forced_unit() ? find_unit("portable_fma") : find_unit(isa, DType::f32);
   }
@@ -48,6 +52,9 @@ KernelArgs kernel_args(const AttentionArgs& args, const Problem& problem, int ke
   k.value = operand(args.value);
   k.out = operand(args.out);
   k.lse = operand(args.lse);
+  k.page_size = problem.page_size;
+  k.key_scale = operand(args.key_scale);
+  k.value_scale = operand(args.value_scale);
   k.mask = operand(args.attn_mask);
   if (args.alibi_slopes) {
     const TensorView& v = args.alibi_slopes;
@@ -82,8 +89,11 @@ std::vector<KernelSequence> kernel_sequences(const AttentionArgs& args, const Pr
   std::vector<KernelSequence> sequences;
   for (std::int64_t n = 0; n < problem.sequences; ++n) {
     const Sequence s = sequence(args, problem, n);
-    sequences.push_back(
-        {s.batch, s.first_query, s.queries, s.first_key, s.keys, s.range_begin, s.range_end, s.diagonal});
+    const std::int32_t* blocks = problem.paged ? static_cast<const std::int32_t*>(args.block_table.data) +
+                                                     n * args.block_table.stride[0]
+                                               : nullptr;
+    sequences.push_back({s.batch, s.first_query, s.queries, s.first_key, s.keys, s.range_begin, s.range_end,
+                         s.diagonal, blocks});
   }
   return sequences;
 }

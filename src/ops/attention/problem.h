@@ -27,9 +27,12 @@ struct Problem {
   std::int64_t dim = 0, dim_v = 0;
   std::int64_t total_queries = 0;  // rows of query along seq, per batch index
   std::int64_t total_keys = 0;
-  DType dtype = DType::f32;
+  DType dtype = DType::f32;  // of query
+  bool keys_bf16 = false;    // key and value are bf16
   float scale = 1;
   bool packed = false;
+  bool paged = false;          // key and value are pools of pages
+  std::int64_t page_size = 0;  // keys of a page
 };
 
 // Checks args completely; on success problem holds what follows from them.

@@ -19,8 +19,11 @@ void attend(const Head& h) {
   const Sequence& s = h.s;
   const std::int64_t kv_head = h.head / problem.group;
   const Rows q(args.query, s.batch, h.head, s.first_query, s.queries);
-  const Rows k(args.key, s.batch, kv_head, s.first_key, s.keys);
-  const Rows v(args.value, s.batch, kv_head, s.first_key, s.keys);
+  const auto rows = [&](const TensorView& view, const TensorView& scale_of_rows) {
+    return problem.paged ? paged_rows(args, view, scale_of_rows, h.sequence, kv_head, s.keys)
+                         : Rows(view, s.batch, kv_head, s.first_key, s.keys);
+  };
+  const Rows k = rows(args.key, args.key_scale), v = rows(args.value, args.value_scale);
   const double sink = args.sinks ? load(args.sinks, h.head) : -kInfinity;
 
   struct Seen {

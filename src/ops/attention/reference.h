@@ -4,9 +4,11 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "base/element.h"
+#include "ops/attention/index_at.h"
 #include "ops/attention/problem.h"
 #include "tileformer/philox.h"
 
@@ -36,6 +38,7 @@ struct Rows {
   std::int64_t dim;
   std::vector<double> data;
 
+  Rows(std::int64_t columns, std::vector<double> elements) : dim(columns), data(std::move(elements)) {}
   Rows(const TensorView& view, std::int64_t batch, std::int64_t head, std::int64_t first, std::int64_t count)
       : dim(view.shape[3]), data(static_cast<std::size_t>(count * dim)) {
     for (std::int64_t i = 0; i < count; ++i) {
@@ -44,6 +47,20 @@ struct Rows {
   }
   const double* operator[](std::int64_t i) const { return data.data() + i * dim; }
 };
+
+// The keys of a sequence in pages, decoded, [count, dim].
+inline Rows paged_rows(const AttentionArgs& args, const TensorView& pages, const TensorView& scale,
+                       std::int64_t sequence, std::int64_t head, std::int64_t count) {
+  const std::int64_t page_size = pages.shape[2];
+  Rows rows{pages.shape[3], std::vector<double>(static_cast<std::size_t>(count * pages.shape[3]))};
+  for (std::int64_t j = 0; j < count; ++j) {
+    const std::int64_t page = index_at(args.block_table, sequence, j / page_size), row = j % page_size;
+    const double factor = scale ? load(scale, page, head, row) : 1;
+    for (std::int64_t d = 0; d < rows.dim; ++d)
+      rows.data[j * rows.dim + d] = factor * load(pages, page, head, row, d);
+  }
+  return rows;
+}
 
 // One query head of one sequence.
 struct Head {
