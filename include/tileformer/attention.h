@@ -96,8 +96,11 @@ struct AttentionPlan {
   int key_block = 0;        // keys per on-chip block
   int query_block = 0;      // queries (of all heads of a group together) that share one packed KV block
   bool fold_heads = false;  // short queries: the heads of a group share the lanes of a tile
-  std::int64_t tasks = 0;   // work items
-  int threads = 1;          // workers
+  std::int64_t tasks = 0;   // work items of tiles of queries (prefill)
+  std::int64_t decode_items = 0;  // work items of rows of keys (decode)
+  std::int64_t decode_sequences = 0;
+  int threads = 1;        // workers
+  int threads_asked = 1;  // what the caller allowed
   std::size_t workspace_bytes = 0;
   std::string note;  // a slower path and its reason; empty if none
 

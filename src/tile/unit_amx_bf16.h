@@ -19,4 +19,6 @@ inline constexpr const char* kUnitName = "amx-bf16";
 
 #include "tile/words_bf16.h"
 //
+#include "tile/rows_bf16.h"
+//
 #include "tile/cube_amx.h"

@@ -18,4 +18,6 @@ inline constexpr const char* kUnitName = "avx2-fma";
 
 #include "tile/words_fp32.h"
 //
+#include "tile/rows_fp32.h"
+//
 #include "tile/cube_register.h"

@@ -20,4 +20,6 @@ inline constexpr const char* kUnitName = "avx512-bf16-dot";
 
 #include "tile/words_bf16.h"
 //
+#include "tile/rows_bf16.h"
+//
 #include "tile/cube_register.h"

@@ -17,4 +17,6 @@ inline constexpr const char* kUnitName = "avx512-fma";
 
 #include "tile/words_fp32.h"
 //
+#include "tile/rows_fp32.h"
+//
 #include "tile/cube_register.h"

@@ -19,4 +19,6 @@ inline constexpr const char* kUnitName = "neon-bf16-dot";
 
 #include "tile/words_bf16_generic.h"
 //
+#include "tile/rows_bf16.h"
+//
 #include "tile/cube_register.h"

@@ -8,6 +8,7 @@
 namespace tileformer::TILEFORMER_UNIT {
 
 inline constexpr int kVecLanes = 8;
+inline constexpr int kVecRegisters = 16;
 using F = __m256;
 using I = __m256i;
 using M = __m256;  // all bits of a lane set or none
@@ -137,6 +138,43 @@ TF_INLINE void transpose(F (&r)[8]) {
   TF_UNROLL for (int i = 0; i < 8; ++i) r[i] = t[i];
 }
 
+// The sums over the lanes of four vectors, in parts: join_sums adds them up.
+TF_INLINE F sum_of_four(F a, F b, F c, F d) {
+  return _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+}
+// Lane i: the sum over the lanes of vector i of the kVecLanes that sum_of_four took, four by four.
+TF_INLINE F join_sums(const F (&x)[2]) {
+  return _mm256_add_ps(_mm256_permute2f128_ps(x[0], x[1], 0x20), _mm256_permute2f128_ps(x[0], x[1], 0x31));
+}
+
+// 2 * kVecLanes elements in the order that is cheapest, see split_pair.
+template <class E, class T>
+TF_INLINE void load_pair(const E* p, F (&x)[2], T) {
+  x[0] = load_elements(p, T{});
+  x[1] = load_elements(p + kVecLanes, T{});
+}
+// Even elements, odd elements: one instruction for each vector.
+TF_INLINE void load_pair(const std::uint16_t* p, F (&x)[2], BF16) {
+  const I pairs = _mm256_loadu_si256(reinterpret_cast<const I*>(p));
+  x[0] = as_float(shift_left<16>(pairs));
+  x[1] = as_float(_mm256_and_si256(pairs, set_int(static_cast<std::int32_t>(0xffff0000u))));
+}
+// From natural order to load_pair's, and back.
+template <class T>
+TF_INLINE void split_pair(F (&)[2], T) {}
+template <class T>
+TF_INLINE void join_pair(F (&)[2], T) {}
+TF_INLINE void split_pair(F (&x)[2], BF16) {
+  const F even = _mm256_shuffle_ps(x[0], x[1], 0x88), odd = _mm256_shuffle_ps(x[0], x[1], 0xdd);
+  x[0] = _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(even), 0xd8));
+  x[1] = _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(odd), 0xd8));
+}
+TF_INLINE void join_pair(F (&x)[2], BF16) {
+  const F low = _mm256_unpacklo_ps(x[0], x[1]), high = _mm256_unpackhi_ps(x[0], x[1]);
+  x[0] = _mm256_permute2f128_ps(low, high, 0x20);
+  x[1] = _mm256_permute2f128_ps(low, high, 0x31);
+}
+
 // Units of 16 lanes take V in halves (words_fp32.h).
 template <class E, class T>
 TF_INLINE F load_half_elements(const E* p, T) {
@@ -145,5 +183,7 @@ TF_INLINE F load_half_elements(const E* p, T) {
 TF_INLINE void store_low_half(float* p, F x) { store_unaligned(p, x); }
 
 TF_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+// Into L2, for what is read a while later.
+TF_INLINE void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 }  // namespace tileformer::TILEFORMER_UNIT

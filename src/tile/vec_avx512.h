@@ -12,6 +12,7 @@
 namespace tileformer::TILEFORMER_UNIT {
 
 inline constexpr int kVecLanes = 16;
+inline constexpr int kVecRegisters = 32;
 using F = __m512;
 using I = __m512i;
 using M = __mmask16;
@@ -158,6 +159,52 @@ TF_INLINE void transpose(F (&r)[16]) {
   TF_UNROLL for (int i = 0; i < 16; ++i) r[i] = as_float(t[i]);
 }
 
+// The sums over the lanes of four vectors, in parts: join_sums adds them up.
+TF_INLINE F sum_of_four(F a, F b, F c, F d) {
+  const F ab = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)),
+          cd = add(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  return add(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+}
+// Lane i: the sum over the lanes of vector i of the kVecLanes that sum_of_four took, four by four.
+TF_INLINE F join_sums(const F (&x)[4]) {
+  const F low = add(_mm512_shuffle_f32x4(x[0], x[1], 0x44), _mm512_shuffle_f32x4(x[0], x[1], 0xee)),
+          high = add(_mm512_shuffle_f32x4(x[2], x[3], 0x44), _mm512_shuffle_f32x4(x[2], x[3], 0xee));
+  return add(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
+}
+
+// 2 * kVecLanes elements in the order that is cheapest, see split_pair.
+template <class E, class T>
+TF_INLINE void load_pair(const E* p, F (&x)[2], T) {
+  x[0] = load_elements(p, T{});
+  x[1] = load_elements(p + kVecLanes, T{});
+}
+// Even elements, odd elements: one instruction for each vector.
+TF_INLINE void load_pair(const std::uint16_t* p, F (&x)[2], BF16) {
+  const I pairs = _mm512_loadu_si512(p);
+  x[0] = as_float(shift_left<16>(pairs));
+  x[1] = as_float(_mm512_and_si512(pairs, set_int(static_cast<std::int32_t>(0xffff0000u))));
+}
+// From natural order to load_pair's, and back.
+template <class T>
+TF_INLINE void split_pair(F (&)[2], T) {}
+template <class T>
+TF_INLINE void join_pair(F (&)[2], T) {}
+alignas(64) inline constexpr std::int32_t kEvenOfPair[16] = {0,  2,  4,  6,  8,  10, 12, 14,
+                                                             16, 18, 20, 22, 24, 26, 28, 30};
+alignas(64) inline constexpr std::int32_t kOddOfPair[16] = {1,  3,  5,  7,  9,  11, 13, 15,
+                                                            17, 19, 21, 23, 25, 27, 29, 31};
+alignas(64) inline constexpr std::int32_t kLowOfPair[16] = {0, 16, 1, 17, 2, 18, 3, 19,
+                                                            4, 20, 5, 21, 6, 22, 7, 23};
+alignas(64) inline constexpr std::int32_t kHighOfPair[16] = {8,  24, 9,  25, 10, 26, 11, 27,
+                                                             12, 28, 13, 29, 14, 30, 15, 31};
+TF_INLINE void permute_pair(F (&x)[2], const std::int32_t* first, const std::int32_t* second) {
+  const F a = _mm512_permutex2var_ps(x[0], load_int(first), x[1]);
+  x[1] = _mm512_permutex2var_ps(x[0], load_int(second), x[1]);
+  x[0] = a;
+}
+TF_INLINE void split_pair(F (&x)[2], BF16) { permute_pair(x, kEvenOfPair, kOddOfPair); }
+TF_INLINE void join_pair(F (&x)[2], BF16) { permute_pair(x, kLowOfPair, kHighOfPair); }
+
 // Eight elements in the low half.
 TF_INLINE F load_half_elements(const float* p, F32) { return _mm512_castps256_ps512(_mm256_loadu_ps(p)); }
 TF_INLINE F load_half_elements(const std::uint16_t* p, F16) {
@@ -170,5 +217,7 @@ TF_INLINE F load_half_elements(const std::uint16_t* p, BF16) {
 TF_INLINE void store_low_half(float* p, F x) { _mm256_storeu_ps(p, _mm512_castps512_ps256(x)); }
 
 TF_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+// Into L2, for what is read a while later.
+TF_INLINE void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 }  // namespace tileformer::TILEFORMER_UNIT

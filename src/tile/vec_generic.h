@@ -12,6 +12,11 @@
 namespace tileformer::TILEFORMER_UNIT {
 
 inline constexpr int kVecLanes = TF_GENERIC_LANES;
+#if defined(__aarch64__)
+inline constexpr int kVecRegisters = 32;
+#else
+inline constexpr int kVecRegisters = 16;
+#endif
 typedef float F __attribute__((vector_size(4 * TF_GENERIC_LANES)));
 typedef std::int32_t I __attribute__((vector_size(4 * TF_GENERIC_LANES)));
 typedef std::uint32_t Unsigned __attribute__((vector_size(4 * TF_GENERIC_LANES)));
@@ -155,6 +160,38 @@ TF_INLINE void transpose(F (&r)[kVecLanes]) {
   TF_UNROLL for (int i = 0; i < kVecLanes; ++i) r[i] = t[i];
 }
 
+// The sums over the lanes of four vectors, in parts: join_sums adds them up. Here they are complete.
+TF_INLINE F sum_of_four(F a, F b, F c, F d) {
+  const F x[4] = {a, b, c, d};
+  F sums = zero();
+  TF_UNROLL for (int i = 0; i < 4; ++i) {
+    float part[kVecLanes];
+    TF_UNROLL for (int l = 0; l < kVecLanes; ++l) part[l] = x[i][l];
+    TF_UNROLL for (int n = kVecLanes / 2; n > 0; n /= 2) TF_UNROLL for (int l = 0; l < n; ++l) part[l] +=
+        part[l + n];
+    sums[i] = part[0];
+  }
+  return sums;
+}
+// Lane i: the sum over the lanes of vector i of the kVecLanes that sum_of_four took, four by four.
+TF_INLINE F join_sums(const F (&x)[kVecLanes / 4]) {
+  F sums = zero();
+  TF_UNROLL for (int i = 0; i < kVecLanes; ++i) sums[i] = x[i / 4][i % 4];
+  return sums;
+}
+
+// 2 * kVecLanes elements; other units choose an order that is cheaper for them, see split_pair.
+template <class E, class T>
+TF_INLINE void load_pair(const E* p, F (&x)[2], T) {
+  x[0] = load_elements(p, T{});
+  x[1] = load_elements(p + kVecLanes, T{});
+}
+// From natural order to load_pair's, and back.
+template <class T>
+TF_INLINE void split_pair(F (&)[2], T) {}
+template <class T>
+TF_INLINE void join_pair(F (&)[2], T) {}
+
 // Units of 16 lanes take V in halves (words_fp32.h).
 template <class E, class T>
 TF_INLINE F load_half_elements(const E* p, T) {
@@ -163,5 +200,7 @@ TF_INLINE F load_half_elements(const E* p, T) {
 TF_INLINE void store_low_half(float* p, F x) { store_unaligned(p, x); }
 
 TF_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+// Into L2, for what is read a while later.
+TF_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 }  // namespace tileformer::TILEFORMER_UNIT

@@ -54,6 +54,23 @@ TF_INLINE void interleave_rows(const std::uint16_t* const (&row)[2], std::int64_
   out[0] = _mm512_permutex2var_epi16(a, _mm512_load_si512(kInterleaveLow), b);
   out[1] = _mm512_permutex2var_epi16(a, _mm512_load_si512(kInterleaveHigh), b);
 }
+// The same of two whole rows in whatever order of columns costs least, and the way back to the natural one.
+TF_INLINE void pair_rows(Words a, Words b, Words (&out)[2]) {
+  out[0] = _mm512_unpacklo_epi16(a, b);
+  out[1] = _mm512_unpackhi_epi16(a, b);
+}
+// Lane 4 q + i of the low half is column 8 q + i, of the high half 8 q + 4 + i.
+alignas(64) inline constexpr std::int32_t kUnpairedLow[16] = {0, 1, 2, 3, 16, 17, 18, 19,
+                                                              4, 5, 6, 7, 20, 21, 22, 23};
+alignas(64) inline constexpr std::int32_t kUnpairedHigh[16] = {8,  9,  10, 11, 24, 25, 26, 27,
+                                                               12, 13, 14, 15, 28, 29, 30, 31};
+TF_INLINE void unpaired_order(F (&x)[2]) { permute_pair(x, kUnpairedLow, kUnpairedHigh); }
+// Stores the rounded elements and returns them.
+TF_INLINE F store_rounded(Word* p, F x) {
+  const __m256i bits = (__m256i)_mm512_cvtneps_pbh(x);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bits);
+  return as_float(shift_left<16>(_mm512_cvtepu16_epi32(bits)));
+}
 // One step of V: 8 columns of two keys, in the low half.
 inline constexpr int kStepColumns = 8;
 TF_INLINE Words interleave(__m128i a, __m128i b) {

@@ -63,6 +63,22 @@ TF_INLINE void interleave_rows(const std::uint16_t* const (&row)[2], std::int64_
     out[h][l] = static_cast<std::int32_t>(pair[0][d] | std::uint32_t{pair[1][d]} << 16);
   }
 }
+// The same of two whole rows; other units choose an order of columns that is cheaper for them.
+TF_INLINE void pair_rows(Words a, Words b, Words (&out)[2]) {
+  typedef std::uint16_t Halves __attribute__((vector_size(4 * kVecLanes)));
+  const Halves x = reinterpret_cast<Halves>(a), y = reinterpret_cast<Halves>(b);
+  TF_UNROLL for (int h = 0; h < 2; ++h) TF_UNROLL for (int l = 0; l < kVecLanes; ++l) {
+    const int d = h * kVecLanes + l;
+    out[h][l] = static_cast<std::int32_t>(x[d] | std::uint32_t{y[d]} << 16);
+  }
+}
+TF_INLINE void unpaired_order(F (&)[2]) {}
+// Stores the rounded elements and returns them.
+TF_INLINE F store_rounded(Word* p, F x) {
+  const BitsOf16 bits = to_bf16(x);
+  __builtin_memcpy(p, &bits, sizeof bits);
+  return as_float(__builtin_convertvector(bits, I) << 16);
+}
 // One step of V: kStepColumns columns of two keys.
 inline constexpr int kStepColumns = kVecLanes;
 template <class T>

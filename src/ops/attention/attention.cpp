@@ -14,7 +14,8 @@ using namespace attention;
 namespace {
 
 struct Job {
-  const Unit* unit;
+  const Unit* tiles;
+  const DecodeKernel* rows;
   const KernelArgs* args;
 };
 
@@ -40,30 +41,40 @@ Status attention_forward(const AttentionArgs& args, const AttentionPlan& plan, W
   if (std::strcmp(plan.unit, choice.unit->label) != 0)
     return Status::invalid(std::string("plan: made for the unit ") + (*plan.unit ? plan.unit : "(none)") +
                            ", this call runs on " + choice.unit->label);
-  if (plan.tasks == 0) return Status::ok();
+  if (plan.tasks == 0 && plan.decode_items == 0) return Status::ok();
 
   KernelArgs k = kernel_args(args, problem, plan.key_block, plan.query_block / plan.query_lanes);
   const std::vector<KernelSequence> sequences = kernel_sequences(args, problem);
   const std::vector<Task> tasks = work_list(args, problem, plan.query_lanes, k.max_groups);
   const std::vector<float> sinks = sinks_of(args, problem);
   if (args.sinks) k.sinks = sinks.data();
-  std::int64_t next_item = 0;
+  const DecodeWork decode = decode_work(args, problem, plan.threads_asked);
+  std::int64_t next_item = 0, next_decode = 0;
   k.sequences = sequences.data();
   k.tasks = tasks.data();
   k.tasks_count = static_cast<std::int64_t>(tasks.size());
   k.next_item = &next_item;
-  k.scratch = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(workspace.data) + 63) / 64 * 64);
-  k.scratch_bytes = choice.unit->scratch_bytes(k);
+  k.decode_items = decode.items.data();
+  k.decode_count = static_cast<std::int64_t>(decode.items.size());
+  k.next_decode = &next_decode;
+  const WorkerMemory memory = worker_memory(*choice.unit, !tasks.empty(), decode, &k);
   const int workers = std::min(plan.threads, executor.threads());
-  const std::size_t needed = k.scratch_bytes * std::size_t(workers) + 64;
+  const std::size_t needed = memory.shared + memory.each * std::size_t(workers) + 64;
   if (!workspace.data || workspace.bytes < needed)
     return Status::invalid("workspace: given " + std::to_string(workspace.data ? workspace.bytes : 0) +
                            " bytes, needed " + std::to_string(needed) + " for this plan and these arguments");
+  char* base = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(workspace.data) + 63) / 64 * 64);
+  k.partials = reinterpret_cast<float*>(base);
+  k.partials_done = reinterpret_cast<std::int64_t*>(base + memory.partials);
+  std::fill_n(k.partials_done, decode.counters, 0);
+  k.scratch = base + memory.shared;
+  k.scratch_bytes = memory.each;
 
-  Job job{choice.unit, &k};
+  Job job{choice.unit, &decode_kernel_of(*choice.unit), &k};
   auto body = [](void* context, int worker) {
     const Job& j = *static_cast<const Job*>(context);
-    j.unit->run(*j.args, worker);
+    if (j.args->tasks_count) j.tiles->run(*j.args, worker);
+    if (j.args->decode_count) j.rows->run(*j.args, worker);
   };
   if (workers <= 1)
     body(&job, 0);

@@ -23,6 +23,19 @@ struct Task {
   double cost;  // scores to compute, for the order
 };
 
+// Decode: a run of kv heads and of splits of one sequence.
+struct DecodeItem {
+  std::int64_t sequence;
+  std::int64_t first_head, heads;
+  std::int64_t first_split, splits;  // of kSplitKeys keys
+  // Where several items share a sequence's splits: the partial result of its first head and split (in units
+  // of partials), and the counter of items that are done. -1: the item has all splits.
+  std::int64_t first_partial, counter;
+  std::int64_t sharers;                 // items that count on the counter
+  std::int64_t begin_split, end_split;  // of the sequence
+  double cost;
+};
+
 // problem.h says what the fields of a sequence mean; here they are resolved for the kernel.
 struct KernelSequence {
   std::int64_t batch, first_query, queries, first_key, keys, range_begin, range_end, diagonal;
@@ -53,6 +66,15 @@ struct KernelArgs {
   float dropout_scale;                     // 1 / (1 - p)
   std::uint32_t dropout_threshold;         // 0: no dropout
   std::uint32_t dropout_key[2], dropout_counter;
+
+  // Decode. A partial result is that of one kv head and split: [rows][partial_row_floats], rows of the group
+  // times the sequence's queries.
+  const DecodeItem* decode_items;
+  std::int64_t decode_count;
+  std::int64_t* next_decode;  // shared counter, zero at the start
+  float* partials;
+  std::int64_t* partials_done;             // the items' counters, zero at the start
+  std::int64_t decode_rows, decode_heads;  // of the largest item
 
   char* scratch;  // 64-byte aligned, scratch_bytes for each worker
   std::size_t scratch_bytes;

@@ -1,13 +1,10 @@
 // The queries of one tile, one in each lane, with their softmax state. Included by kernels only.
 #pragma once
 
-#include "ops/attention/kernel_args.h"
+#include "ops/attention/visible_keys.h"
 
 namespace tileformer::TILEFORMER_UNIT {
 
-using attention::KernelArgs;
-using attention::KernelSequence;
-using attention::Operand;
 using attention::Task;
 
 // A probability is 2^(score - m), scores in log2 units. m is whole, so that a change of m scales by an exact
@@ -37,18 +34,6 @@ struct alignas(64) LaneGroup {
   std::int32_t begin_min, begin_max, end_min, end_max;
   bool started;  // O holds something
 };
-
-TF_INLINE std::int64_t first_visible(const KernelArgs& a, const KernelSequence& s, std::int64_t query) {
-  std::int64_t begin = s.range_begin;
-  if (a.window_left >= 0) begin = max_of(begin, query + s.diagonal - a.window_left);
-  return begin;
-}
-TF_INLINE std::int64_t end_visible(const KernelArgs& a, const KernelSequence& s, std::int64_t query) {
-  std::int64_t end = s.range_end;
-  if (a.causal) end = min_of(end, query + s.diagonal + 1);
-  if (a.window_right >= 0) end = min_of(end, query + s.diagonal + a.window_right + 1);
-  return end;
-}
 
 // Short sequences of queries share tiles between the heads of a group: lane l is head l / queries. Otherwise
 // a tile holds neighbours of one head, and the heads of a group follow each other, so that a mask block

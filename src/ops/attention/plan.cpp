@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "ops/attention/decode/items.h"
 #include "ops/attention/kernel_inputs.h"
 
 namespace tileformer::attention {
@@ -25,7 +26,7 @@ Extent extent_of(const AttentionArgs& args, const Problem& problem, int lanes) {
   Extent e;
   for (std::int64_t n = 0; n < problem.sequences; ++n) {
     const Sequence s = sequence(args, problem, n);
-    if (s.queries == 0) continue;
+    if (s.queries == 0 || decodes(args, problem, s)) continue;
     e.longest_queries = std::max(e.longest_queries, s.queries);
     e.longest_keys = std::max(e.longest_keys, s.keys);
     e.groups += groups_of(s.queries, problem.group, lanes);
@@ -62,6 +63,7 @@ AttentionPlan plan(const AttentionArgs& args, const Problem& problem, const Unit
   }
   p.unit = unit->label;
   p.query_lanes = unit->lanes;
+  p.threads_asked = threads;
   const Extent extent = extent_of(args, problem, unit->lanes);
   p.fold_heads = problem.group > 1 && extent.longest_queries < unit->lanes;
   // A block never exceeds the keys there are: scratch and packing follow.
@@ -69,7 +71,11 @@ AttentionPlan plan(const AttentionArgs& args, const Problem& problem, const Unit
       unit->key_block,
       std::max<std::int64_t>(ceil_div(extent.longest_keys, unit->key_rows), 1) * unit->key_rows));
 
-  const double work = extent.scores * double(problem.kv_heads) * double(problem.dim + problem.dim_v);
+  const DecodeWork decode = decode_work(args, problem, threads);
+  p.decode_items = std::int64_t(decode.items.size());
+  p.decode_sequences = decode.sequences;
+  const double work =
+      (extent.scores * double(problem.kv_heads) + decode.keys) * double(problem.dim + problem.dim_v);
   const int useful = static_cast<int>(std::min(work / kWorkPerThread + 1, 1e6));
   p.threads = std::max(1, std::min(threads, useful));
 
@@ -89,14 +95,34 @@ AttentionPlan plan(const AttentionArgs& args, const Problem& problem, const Unit
   p.query_block = static_cast<int>(groups * unit->lanes);
 
   std::int64_t tasks = 0;
-  for (std::int64_t n = 0; n < problem.sequences; ++n)
-    tasks += ceil_div(groups_of(sequence(args, problem, n).queries, problem.group, unit->lanes), groups);
+  for (std::int64_t n = 0; n < problem.sequences; ++n) {
+    const Sequence s = sequence(args, problem, n);
+    if (!decodes(args, problem, s))
+      tasks += ceil_div(groups_of(s.queries, problem.group, unit->lanes), groups);
+  }
   p.tasks = tasks * problem.kv_heads;
-  p.threads = static_cast<int>(std::min<std::int64_t>(p.threads, std::max<std::int64_t>(p.tasks, 1)));
+  p.threads = static_cast<int>(
+      std::min<std::int64_t>(p.threads, std::max<std::int64_t>(p.tasks + p.decode_items, 1)));
 
-  const KernelArgs kernel = kernel_args(args, problem, p.key_block, p.query_block / p.query_lanes);
-  p.workspace_bytes = unit->scratch_bytes(kernel) * std::size_t(p.threads) + 64;
+  KernelArgs kernel = kernel_args(args, problem, p.key_block, p.query_block / p.query_lanes);
+  const WorkerMemory memory = worker_memory(*unit, p.tasks > 0, decode, &kernel);
+  p.workspace_bytes = memory.shared + memory.each * std::size_t(p.threads) + 64;
   return p;
+}
+
+WorkerMemory worker_memory(const Unit& unit, bool tiles, const DecodeWork& decode, KernelArgs* kernel) {
+  kernel->decode_rows = decode.rows;
+  kernel->decode_heads = decode.heads;
+  WorkerMemory m{};
+  if (tiles) m.each = unit.scratch_bytes(*kernel);
+  if (!decode.items.empty()) {
+    const DecodeKernel& rows = decode_kernel_of(unit);
+    m.each = std::max(m.each, rows.scratch_bytes(*kernel));
+    const DecodeMemory shared = decode_memory(decode, rows.partial_row_floats(*kernel));
+    m.partials = shared.partials;
+    m.shared = shared.partials + shared.counters;
+  }
+  return m;
 }
 
 std::vector<Task> work_list(const AttentionArgs& args, const Problem& problem, int lanes,
@@ -104,6 +130,7 @@ std::vector<Task> work_list(const AttentionArgs& args, const Problem& problem, i
   std::vector<Task> tasks;
   for (std::int64_t n = 0; n < problem.sequences; ++n) {
     const Sequence s = sequence(args, problem, n);
+    if (decodes(args, problem, s)) continue;
     const std::int64_t groups = groups_of(s.queries, problem.group, lanes);
     for (std::int64_t g = 0; g < groups; g += groups_per_task) {
       const std::int64_t count = std::min(groups_per_task, groups - g);
@@ -124,12 +151,15 @@ namespace tileformer {
 std::string AttentionPlan::to_string() const {
   std::ostringstream s;
   s << "isa " << name_of(isa) << ", unit " << unit;
-  if (query_lanes) {
+  if (tasks)
     s << ", " << query_lanes << " queries a tile" << (fold_heads ? " (heads of a group share it)" : "")
-      << ", key block " << key_block << ", query block " << query_block << ", " << tasks << " tasks on "
-      << threads << " thread" << (threads > 1 ? "s" : "") << ", workspace " << (workspace_bytes + 1023) / 1024
-      << " KiB";
-  }
+      << ", key block " << key_block << ", query block " << query_block << ", " << tasks << " tasks";
+  if (decode_items)
+    s << ", decode: " << decode_sequences << " sequence" << (decode_sequences > 1 ? "s" : "") << " in "
+      << decode_items << " items";
+  if (query_lanes)
+    s << " on " << threads << " thread" << (threads > 1 ? "s" : "") << ", workspace "
+      << (workspace_bytes + 1023) / 1024 << " KiB";
   if (!note.empty()) s << "; " << note;
   return s.str();
 }

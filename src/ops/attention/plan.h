@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/topology.h"
+#include "ops/attention/decode/items.h"
 #include "ops/attention/problem.h"
 #include "ops/attention/units.h"
 
@@ -13,6 +14,15 @@ namespace tileformer::attention {
 // Fills everything but what is data-independent of the ISA choice. unit null: the reference.
 AttentionPlan plan(const AttentionArgs& args, const Problem& problem, const Unit* unit, Isa isa,
                    const CpuTopology& cpu, int threads);
+
+// What a call needs beside its tensors, in bytes. Sets decode_rows and decode_heads of the kernel's
+// arguments.
+struct WorkerMemory {
+  std::size_t each;      // of every worker
+  std::size_t partials;  // of decode, at the start of what is shared; then its counters
+  std::size_t shared;
+};
+WorkerMemory worker_memory(const Unit& unit, bool tiles, const DecodeWork& decode, KernelArgs* kernel);
 
 // The work list of a plan, by falling cost; equal costs in order of sequence and position.
 std::vector<Task> work_list(const AttentionArgs& args, const Problem& problem, int lanes,

@@ -21,6 +21,14 @@ struct Unit {
   void (*run)(const KernelArgs&, int worker);
 };
 
+// The decode kernel of a unit.
+struct DecodeKernel {
+  // Floats of one row of a partial result.
+  std::int64_t (*partial_row_floats)(const KernelArgs&);
+  std::size_t (*scratch_bytes)(const KernelArgs&);
+  void (*run)(const KernelArgs&, int worker);
+};
+
 // The backward of a unit; lanes, key rows and the rest are those of the forward.
 struct BackwardKernel {
   int key_block;     // keys of a block if the sequence is long
@@ -36,6 +44,7 @@ const Unit* find_unit(Isa isa, DType dtype);
 // By name, also those that are compiled for tests only. Null: not compiled.
 const Unit* find_unit(const char* name);
 
+const DecodeKernel& decode_kernel_of(const Unit& unit);
 const BackwardKernel& backward_kernel_of(const Unit& unit);
 
 // For tests: every following call of this thread runs on the unit (null: as usual).

@@ -1,0 +1,132 @@
+// The parts of decode that depend on how K and V are stored, chosen once a call. Included by kernels only.
+#pragma once
+
+#include "ops/attention/decode/row_state.h"
+#include "ops/attention/mask_block.h"
+
+namespace tileformer::TILEFORMER_UNIT {
+
+// kRunRows rows of K or V: where they are read, and the same place of what comes next (null: nothing).
+struct Run {
+  const void* rows;
+  const void* ahead;
+  std::int64_t stride;  // elements
+};
+
+// Scores of all rows for one run of keys; s: their column of the scores.
+template <class T>
+TF_NOINLINE void run_scores(const Run& run, const DecodeScratch& x, const Word* query, float* s) {
+  using E = const typename T::Element*;
+  const int steps = static_cast<int>(x.query_words / (kKeyStepWords * kVecLanes));
+  for_row_tiles(x.rows.count, kRowScoreQueries, [&](int first, int count) {
+    const PackedRows q{query + first * x.query_words, x.query_words};
+    score_run_of<T>(count, static_cast<E>(run.rows), run.stride, q, steps,
+                    first ? nullptr : static_cast<E>(run.ahead), s + first * kChunkKeys, kChunkKeys);
+  });
+}
+
+// O of all rows += their probabilities times one run of V.
+template <class T>
+TF_NOINLINE void run_outputs(const Run& run, const DecodeScratch& x, const Word* p, float* o) {
+  using E = const typename T::Element*;
+  const int steps = static_cast<int>(x.o_stride / kRowStep);
+  for_row_tiles(x.rows.count, kRowOutputQueries, [&](int first, int count) {
+    output_columns_of<T>(count, static_cast<E>(run.rows), run.stride,
+                         PackedRows{p + first * kChunkWords, kChunkWords}, steps,
+                         first ? nullptr : static_cast<E>(run.ahead), o + first * x.o_stride, x.o_stride);
+  });
+}
+
+// n rows of `dim` elements to [kRunRows][padded_dim], zeros beyond: rows that cannot be read in place.
+template <class T>
+TF_NOINLINE void copy_run(const void* rows, std::int64_t stride, int n, std::int64_t dim, void* out) {
+  using E = typename T::Element;
+  const std::int64_t padded = padded_dim(dim);
+  E* to = static_cast<E*>(out);
+  for (int i = 0; i < kRunRows; ++i, to += padded) {
+    const E* from = static_cast<const E*>(rows) + i * stride;
+    const std::int64_t copied = i < n ? dim : 0;
+    __builtin_memcpy(to, from, copied * sizeof(E));
+    __builtin_memset(to + copied, 0, (padded - copied) * sizeof(E));
+  }
+}
+
+template <class T, class TQ>
+TF_NOINLINE void pack_query_row(const void* q, std::int64_t dim, float scale, Word* out) {
+  const auto* from = static_cast<const typename TQ::Element*>(q);
+  for (std::int64_t d = 0; d < dim; d += kRowStep, out += kKeyStepWords * kVecLanes)
+    pack_query_step<T, TQ>(from + d, dim - d, scale, out);
+}
+
+template <class T>
+TF_NOINLINE void to_natural_order(F (&x)[2]) {
+  natural_order<T>(x);
+}
+
+// Where value steps of T leave column c of a step: lane place[c].
+template <class T>
+TF_NOINLINE void places_of_columns(int (&place)[kRowStep]) {
+  alignas(64) float index[kRowStep];
+  for (int i = 0; i < kRowStep; ++i) index[i] = static_cast<float>(i);
+  F x[2] = {load(index), load(index + kVecLanes)};
+  natural_order<T>(x);
+  store(index, x[0]);
+  store(index + kVecLanes, x[1]);
+  for (int i = 0; i < kRowStep; ++i) place[i] = static_cast<int>(index[i]);
+}
+
+template <class T>
+TF_NOINLINE float element_at(const void* row, std::int64_t d) {
+  return element_as_float(static_cast<const typename T::Element*>(row) + d, T{});
+}
+
+struct KeyType {
+  void (*pack_query)(const void* q, std::int64_t dim, float scale, Word* out);
+  void (*copy)(const void* rows, std::int64_t stride, int n, std::int64_t dim, void* out);
+  void (*scores)(const Run& run, const DecodeScratch& x, const Word* query, float* s);
+};
+struct ValueType {
+  void (*copy)(const void* rows, std::int64_t stride, int n, std::int64_t dim, void* out);
+  void (*outputs)(const Run& run, const DecodeScratch& x, const Word* p, float* o);
+  void (*natural)(F (&x)[2]);
+  void (*places)(int (&place)[kRowStep]);
+  float (*element)(const void* row, std::int64_t d);
+};
+
+template <class T>
+TF_INLINE KeyType key_type_of(DType query) {
+  const auto pack = kElementsPerWord > 1 || query == DType::bf16 ? &pack_query_row<T, BF16>
+                    : query == DType::f16                        ? &pack_query_row<T, F16>
+                                                                 : nullptr;
+  if constexpr (kElementsPerWord == 1)
+    return {pack ? pack : &pack_query_row<T, F32>, &copy_run<T>, &run_scores<T>};
+  else
+    return {pack, &copy_run<T>, &run_scores<T>};
+}
+template <class T>
+TF_INLINE ValueType value_type_of() {
+  return {&copy_run<T>, &run_outputs<T>, &to_natural_order<T>, &places_of_columns<T>, &element_at<T>};
+}
+
+TF_NOINLINE KeyType key_type(DType key, DType query) {
+  if constexpr (kElementsPerWord == 1) {
+    switch (key) {
+      case DType::f32: return key_type_of<F32>(query);
+      case DType::f16: return key_type_of<F16>(query);
+      default: break;
+    }
+  }
+  return key_type_of<BF16>(query);
+}
+TF_NOINLINE ValueType value_type(DType value) {
+  if constexpr (kElementsPerWord == 1) {
+    switch (value) {
+      case DType::f32: return value_type_of<F32>();
+      case DType::f16: return value_type_of<F16>();
+      default: break;
+    }
+  }
+  return value_type_of<BF16>();
+}
+
+}  // namespace tileformer::TILEFORMER_UNIT
