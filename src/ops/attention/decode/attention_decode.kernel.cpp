@@ -42,17 +42,21 @@ KeyRows<const char> rows_in_bytes(const KernelArgs& a, const KernelSequence& s, 
   return KeyRows<const char>(a, s, bytes, kv_head);
 }
 
-// The runs of a chunk, of the item's first kv head.
+// Where every kRunRows rows of a chunk stand, of the item's first kv head.
 struct ChunkRows {
-  const char *key[kChunkRuns], *value[kChunkRuns];
+  const char* at[kChunkRuns];
 };
 
-TF_NOINLINE void locate(const Decode& d, const Chunk& chunk, ChunkRows& rows) {
-  for (int t = 0; t * kRunRows < chunk.keys; ++t) {
-    rows.key[t] = d.key_rows.at(chunk.first + t * kRunRows);
-    rows.value[t] = d.value_rows.at(chunk.first + t * kRunRows);
-  }
+TF_NOINLINE void locate(const KeyRows<const char>& rows, const Chunk& chunk, ChunkRows& out) {
+  for (int t = 0; t < kChunkRuns; ++t)
+    out.at[t] = t * kRunRows < chunk.keys ? rows.at(chunk.first + t * kRunRows) : out.at[0];
 }
+
+// The chunks of an item one after the other, of K and of V.
+struct Place {
+  Chunk chunk;
+  ChunkRows key, value;
+};
 
 Chunk chunk_at(std::int64_t first, std::int64_t end) {
   const int keys = static_cast<int>(min_of<std::int64_t>(end - first, kChunkKeys));
@@ -83,11 +87,43 @@ TF_COLD void careful_outputs(const Decode& d, const Chunk& chunk, std::int64_t h
     }
 }
 
-// ahead: the rows that come next, of the same kv head distance from the item's first one; null: none.
-TF_NOINLINE void attend_chunk(const Decode& d, const Chunk& chunk, const ChunkRows& rows, std::int64_t head,
-                              const ChunkRows* ahead, std::int64_t head_ahead, bool careful) {
+// One operand of one chunk and kv head, run by run: use(run, first row).
+struct Rows16 {
+  const ChunkRows* rows;
+  std::int64_t offset;  // bytes, to the kv head
+};
+
+// Calls use(run, first) for runs that are as long as rows follow each other. `copy` takes rows that cannot be
+// read in place: the last ones of a sequence, and those whose dim is not a multiple of kRowStep.
+template <class Copy, class Use>
+TF_INLINE void for_runs(const Operand& x, std::int64_t dim, const Chunk& chunk, const Rows16& here,
+                        const void* after, const Rows16& ahead, char* buffer, Copy copy, Use use) {
+  const std::int64_t run_bytes = kRunRows * x.row * x.element_size;
+  for (int t = 0; t * kRunRows < chunk.keys;) {
+    const char* at = here.rows->at[t] + here.offset;
+    const int left = chunk.keys - t * kRunRows;
+    int runs = 1;
+    if (left < kRunRows || dim % kRowStep != 0) {
+      copy(at, x.row, min_of(left, kRunRows), dim, buffer);
+      use(Run{buffer, padded_dim(dim), kRunRows, nullptr, nullptr}, t * kRunRows);
+    } else {
+      while ((runs + 1) * kRunRows <= left && here.rows->at[t + runs] == here.rows->at[t] + runs * run_bytes)
+        ++runs;
+      const bool more = (t + runs) * kRunRows < chunk.keys;
+      use(Run{at, x.row, runs * kRunRows, more ? here.rows->at[t + runs] + here.offset : after,
+              ahead.rows ? ahead.rows->at[t] + ahead.offset : nullptr},
+          t * kRunRows);
+    }
+    t += runs;
+  }
+}
+
+// ahead: what comes next, kv head `head_ahead` of the item; null: nothing.
+TF_NOINLINE void attend_chunk(const Decode& d, const Place& here, std::int64_t head, const Place* ahead,
+                              std::int64_t head_ahead, bool careful) {
   const KernelArgs& a = d.a;
   DecodeScratch& x = d.x;
+  const Chunk& chunk = here.chunk;
   const RowState state = x.state(head);
   const std::int64_t key_head = a.key.head * a.key.element_size,
                      value_head = a.value.head * a.value.element_size;
@@ -100,30 +136,20 @@ TF_NOINLINE void attend_chunk(const Decode& d, const Chunk& chunk, const ChunkRo
                                  a.slopes.data)[d.item.sequence * a.slopes.batch +
                                                 (kv_head * a.group + r / d.s.queries) * a.slopes.head];
 
+  const Rows16 keys{&here.key, head * key_head}, values{&here.value, head * value_head};
+  const Rows16 keys_ahead{ahead ? &ahead->key : nullptr, head_ahead * key_head},
+      values_ahead{ahead ? &ahead->value : nullptr, head_ahead * value_head};
+  const char *first_value = here.value.at[0] + values.offset,
+             *next_key = ahead ? ahead->key.at[0] + keys_ahead.offset : first_value;
   const Word* query = x.query + head * x.rows.count * x.query_words;
-  const bool keys_in_place = a.dim % kRowStep == 0, values_in_place = a.dim_v % kRowStep == 0;
-  for (int t = 0; t * kRunRows < chunk.keys; ++t) {
-    const int n = min_of(chunk.keys - t * kRunRows, kRunRows);
-    const char* at = rows.key[t] + head * key_head;
-    Run run{at, ahead ? ahead->key[t] + head_ahead * key_head : nullptr, a.key.row};
-    if (n < kRunRows || !keys_in_place) {
-      d.key.copy(at, a.key.row, n, a.dim, x.key_run);
-      run = {x.key_run, nullptr, padded_dim(a.dim)};
-    }
-    d.key.scores(run, x, query, x.scores + t * kRunRows);
-  }
+  for_runs(a.key, a.dim, chunk, keys, first_value, keys_ahead, x.key_run, d.key.copy,
+           [&](const Run& run, int first) { d.key.scores(run, x, query, x.scores + first); });
   row_probabilities(a, d.options, x, d.s, chunk, state);
   if (TF_UNLIKELY(careful)) return careful_outputs(d, chunk, head, state);
-  for (int t = 0; t * kRunRows < chunk.keys; ++t) {
-    const int n = min_of(chunk.keys - t * kRunRows, kRunRows);
-    const char* at = rows.value[t] + head * value_head;
-    Run run{at, ahead ? ahead->value[t] + head_ahead * value_head : nullptr, a.value.row};
-    if (n < kRunRows || !values_in_place) {
-      d.value.copy(at, a.value.row, n, a.dim_v, x.value_run);
-      run = {x.value_run, nullptr, padded_dim(a.dim_v)};
-    }
-    d.value.outputs(run, x, x.probabilities + t * kRunRows / kElementsPerWord, state.o);
-  }
+  for_runs(a.value, a.dim_v, chunk, values, next_key, values_ahead, x.value_run, d.value.copy,
+           [&](const Run& run, int first) {
+             d.value.outputs(run, x, x.probabilities + first / kElementsPerWord, state.o);
+           });
 }
 
 TF_NOINLINE bool all_finite(const DecodeScratch& x, const RowState& s) {
@@ -142,45 +168,39 @@ SplitKeys keys_of(const Rows& rows, std::int64_t split) {
   return {begin, min_of<std::int64_t>(rows.end_max, (split + 1) * kSplitKeys)};
 }
 
+TF_INLINE Place place_at(const Decode& d, std::int64_t first, std::int64_t end) {
+  Place p;
+  p.chunk = chunk_at(first, end);
+  locate(d.key_rows, p.chunk, p.key);
+  locate(d.value_rows, p.chunk, p.value);
+  return p;
+}
+
 // One split of all heads of the item, into their states. next: where the item goes on; begin >= end: nowhere.
 TF_NOINLINE void attend_split(const Decode& d, const SplitKeys& keys, const SplitKeys& next) {
   for (std::int64_t h = 0; h < d.item.heads; ++h) clear_state(d.x, d.x.state(h));
-  ChunkRows rows, rows_ahead;
-  Chunk chunk = chunk_at(keys.begin, keys.end);
-  locate(d, chunk, rows);
+  Place here = place_at(d, keys.begin, keys.end);
   for (std::int64_t first = keys.begin; first < keys.end; first += kChunkKeys) {
     const bool last = first + kChunkKeys >= keys.end;
     const std::int64_t next_first = last ? next.begin : first + kChunkKeys,
                        next_end = last ? next.end : keys.end;
     const bool goes_on = next_first < next_end;
-    Chunk chunk_ahead = chunk;
-    if (goes_on) {
-      chunk_ahead = chunk_at(next_first, next_end);
-      locate(d, chunk_ahead, rows_ahead);
-      for (int t = static_cast<int>(ceil_div(chunk_ahead.keys, kRunRows)); t < kChunkRuns; ++t) {
-        rows_ahead.key[t] = rows_ahead.key[0];
-        rows_ahead.value[t] = rows_ahead.value[0];
-      }
-    }
+    const Place after = goes_on ? place_at(d, next_first, next_end) : here;
     for (std::int64_t h = 0; h < d.item.heads; ++h) {
       const bool same_chunk = h + 1 < d.item.heads;
-      attend_chunk(d, chunk, rows, h,
-                   same_chunk ? &rows
-                   : goes_on  ? &rows_ahead
+      attend_chunk(d, here, h,
+                   same_chunk ? &here
+                   : goes_on  ? &after
                               : nullptr,
                    same_chunk ? h + 1 : 0, false);
     }
-    chunk = chunk_ahead;
-    rows = rows_ahead;
+    here = after;
   }
   for (std::int64_t h = 0; h < d.item.heads; ++h) {
     if (TF_LIKELY(all_finite(d.x, d.x.state(h)))) continue;
     clear_state(d.x, d.x.state(h));
-    for (std::int64_t first = keys.begin; first < keys.end; first += kChunkKeys) {
-      const Chunk again = chunk_at(first, keys.end);
-      locate(d, again, rows);
-      attend_chunk(d, again, rows, h, nullptr, 0, true);
-    }
+    for (std::int64_t first = keys.begin; first < keys.end; first += kChunkKeys)
+      attend_chunk(d, place_at(d, first, keys.end), h, nullptr, 0, true);
   }
 }
 

@@ -8,16 +8,31 @@ namespace tileformer::TILEFORMER_UNIT {
 
 inline constexpr int kLineBytes = 64;
 
-// Prefetches what a step of kRowStep elements covers; narrower steps do so once a line.
-template <class T, int kSteps = 1>
-TF_INLINE void prefetch_step(const typename T::Element* ahead, int step) {
-  constexpr int kBytes = kSteps * kRowStep * static_cast<int>(sizeof(typename T::Element));
-  if constexpr (kBytes >= kLineBytes) {
-    TF_UNROLL for (int i = 0; i < kBytes / kLineBytes; ++i)
-        prefetch_far(reinterpret_cast<const char*>(ahead) + i * kLineBytes);
-  } else {
-    if (step * kBytes % kLineBytes == 0) prefetch_far(ahead);
+// What is read later, at the same place: near, the next run, into L1; far, the next chunk, into L2 (null:
+// nothing).
+template <class T>
+struct Next {
+  const typename T::Element *near, *far;
+  TF_MEMBER Next moved(std::int64_t elements) const {
+    return far ? Next{near + elements, far + elements} : *this;
   }
+};
+
+// Prefetches what kSteps steps of a row cover.
+template <class T, int kSteps = 1>
+TF_INLINE void prefetch_steps(const Next<T>& next, std::int64_t at) {
+  constexpr int kBytes = kSteps * kRowStep * static_cast<int>(sizeof(typename T::Element));
+  constexpr int kLines = kBytes > kLineBytes ? kBytes / kLineBytes : 1;
+  TF_UNROLL for (int i = 0; i < kLines; ++i) {
+    prefetch_far(reinterpret_cast<const char*>(next.far + at) + i * kLineBytes);
+    prefetch(reinterpret_cast<const char*>(next.near + at) + i * kLineBytes);
+  }
+}
+// Whether a step begins a line; narrow steps share one.
+template <class T, int kSteps = 1>
+TF_INLINE bool begins_line(int step) {
+  constexpr int kBytes = kSteps * kRowStep * static_cast<int>(sizeof(typename T::Element));
+  return kBytes >= kLineBytes || step / kSteps * kBytes % kLineBytes == 0;
 }
 
 // Rows of queries: packed words, `words` from row to row.
@@ -26,67 +41,88 @@ struct PackedRows {
   std::int64_t words;
 };
 
-// s [Q][s_stride]: kRunRows scores of Q queries. ahead: null or the run to prefetch. 4 x Q accumulators.
+// Rows of K or V, `stride` elements apart, a multiple of kRunRows of them.
+template <class T>
+struct RunOf {
+  const typename T::Element* rows;
+  std::int64_t stride;
+  int count;
+  Next<T> next;
+};
+
+// s [Q][s_stride]: scores of Q queries. 4 x Q accumulators.
 template <class T, int Q>
-TF_NOINLINE void score_run(const typename T::Element* k, std::int64_t stride, PackedRows q, int steps,
-                           const typename T::Element* ahead, float* s, std::int64_t s_stride) {
+TF_NOINLINE void score_run(const RunOf<T>& run, PackedRows q, int steps, float* s, std::int64_t s_stride) {
   constexpr int kKeys = 4, kBlocks = kRunRows / kKeys, kParts = kVecLanes / kKeys;
   // One query has too few accumulators to hide their latency: one set for each vector of a step.
   constexpr int kSets = Q == 1 ? kKeyStepWords : 1;
-  F sums[Q][kParts];
-  TF_UNROLL for (int b = 0; b < kBlocks; ++b) {
-    F acc[kSets][Q][kKeys];
-    TF_UNROLL for (int i = 0; i < kSets; ++i) TF_UNROLL for (int r = 0; r < Q; ++r)
-        TF_UNROLL for (int j = 0; j < kKeys; ++j) acc[i][r][j] = zero();
-    const auto* rows = k + b * kKeys * stride;
-    const Word* query = q.at;
-    TF_NO_UNROLL for (int c = 0; c < steps; ++c, query += kKeyStepWords * kVecLanes) {
-      if (ahead)
-        TF_UNROLL for (int j = 0; j < kKeys; ++j)
-            prefetch_step<T>(ahead + (b * kKeys + j) * stride + c * kRowStep, c);
-      TF_UNROLL for (int w = 0; w < kKeyStepWords; ++w) {
-        Words x[Q];
-        TF_UNROLL for (int r = 0; r < Q; ++r) x[r] = load_words(query + r * q.words + w * kVecLanes);
-        TF_UNROLL for (int j = 0; j < kKeys; ++j) {
-          const Words key = load_key_words<T>(rows + j * stride + c * kRowStep, w);
-          TF_UNROLL for (int r = 0; r < Q; ++r) acc[w % kSets][r][j] =
-              multiply_add(acc[w % kSets][r][j], key, x[r]);
+  const std::int64_t stride = run.stride;
+  for (int first = 0; first < run.count; first += kRunRows, s += kRunRows) {
+    F sums[Q][kParts];
+    TF_UNROLL for (int b = 0; b < kBlocks; ++b) {
+      F acc[kSets][Q][kKeys];
+      TF_UNROLL for (int i = 0; i < kSets; ++i) TF_UNROLL for (int r = 0; r < Q; ++r)
+          TF_UNROLL for (int j = 0; j < kKeys; ++j) acc[i][r][j] = zero();
+      const std::int64_t at = (first + b * kKeys) * stride;
+      const auto* rows = run.rows + at;
+      // Near: kRunRows rows further, and behind the last ones what the run is followed by.
+      Next<T> next = run.next.moved(at);
+      next.near =
+          first + kRunRows < run.count ? rows + kRunRows * stride : run.next.near + b * kKeys * stride;
+      const Word* query = q.at;
+      TF_NO_UNROLL for (int c = 0; c < steps; ++c, query += kKeyStepWords * kVecLanes) {
+        if (next.far && begins_line<T>(c))
+          TF_UNROLL for (int j = 0; j < kKeys; ++j) prefetch_steps<T>(next, j * stride + c * kRowStep);
+        TF_UNROLL for (int w = 0; w < kKeyStepWords; ++w) {
+          Words x[Q];
+          TF_UNROLL for (int r = 0; r < Q; ++r) x[r] = load_words(query + r * q.words + w * kVecLanes);
+          TF_UNROLL for (int j = 0; j < kKeys; ++j) {
+            const Words key = load_key_words<T>(rows + j * stride + c * kRowStep, w);
+            TF_UNROLL for (int r = 0; r < Q; ++r) acc[w % kSets][r][j] =
+                multiply_add(acc[w % kSets][r][j], key, x[r]);
+          }
         }
       }
-    }
-    TF_UNROLL for (int r = 0; r < Q; ++r) {
-      if constexpr (kSets == 2)
-        TF_UNROLL for (int j = 0; j < kKeys; ++j) acc[0][r][j] = add(acc[0][r][j], acc[1][r][j]);
-      sums[r][b % kParts] = sum_of_four(acc[0][r][0], acc[0][r][1], acc[0][r][2], acc[0][r][3]);
-      if (b % kParts == kParts - 1) store(s + r * s_stride + b / kParts * kVecLanes, join_sums(sums[r]));
+      TF_UNROLL for (int r = 0; r < Q; ++r) {
+        if constexpr (kSets == 2)
+          TF_UNROLL for (int j = 0; j < kKeys; ++j) acc[0][r][j] = add(acc[0][r][j], acc[1][r][j]);
+        sums[r][b % kParts] = sum_of_four(acc[0][r][0], acc[0][r][1], acc[0][r][2], acc[0][r][3]);
+        if (b % kParts == kParts - 1) store(s + r * s_stride + b / kParts * kVecLanes, join_sums(sums[r]));
+      }
     }
   }
 }
 
 template <class T, int Q = kRowScoreQueries>
-TF_INLINE void score_run_of(int queries, const typename T::Element* k, std::int64_t stride, PackedRows q,
-                            int steps, const typename T::Element* ahead, float* s, std::int64_t s_stride) {
+TF_INLINE void score_run_of(int queries, const RunOf<T>& run, PackedRows q, int steps, float* s,
+                            std::int64_t s_stride) {
   if constexpr (Q > 1)
-    if (queries < Q) return score_run_of<T, Q - 1>(queries, k, stride, q, steps, ahead, s, s_stride);
-  score_run<T, Q>(k, stride, q, steps, ahead, s, s_stride);
+    if (queries < Q) return score_run_of<T, Q - 1>(queries, run, q, steps, s, s_stride);
+  score_run<T, Q>(run, q, steps, s, s_stride);
 }
 
-// o [Q][o_stride] += P V over kRunRows keys and C steps of columns. p: words of the run's keys.
+// O of Q rows += P V, C steps of columns from step `step` on.
 template <class T, int Q, int C>
-TF_NOINLINE void output_run(const typename T::Element* v, std::int64_t stride, PackedRows p,
-                            const typename T::Element* ahead, int step, float* o, std::int64_t o_stride) {
+TF_INLINE void output_steps(const RunOf<T>& run, PackedRows p, int step, float* o, std::int64_t o_stride) {
+  const std::int64_t at = step * kRowStep, stride = run.stride;
+  const auto* v = run.rows + at;
+  // Near: the next line of the same rows.
+  constexpr int kAhead = kLineBytes / static_cast<int>(sizeof(typename T::Element));
+  const Next<T> next{v + (C * kRowStep > kAhead ? C * kRowStep : kAhead), run.next.moved(at).far};
+  // Narrow steps share a line: each of them prefetches its part of the rows.
+  constexpr int kSharers = C * kRowStep < kAhead ? kAhead / (C * kRowStep) : 1;
+  const int first_ahead = step / C % kSharers * (run.count / kSharers);
+  o += at;
   F acc[Q][2 * C];
   TF_UNROLL for (int r = 0; r < Q; ++r) TF_UNROLL for (int j = 0; j < 2 * C; ++j) acc[r][j] =
       load(o + r * o_stride + j * kVecLanes);
-  constexpr int kBytes = C * kRowStep * static_cast<int>(sizeof(typename T::Element));
-  if (kBytes < kLineBytes && step / C * kBytes % kLineBytes != 0) ahead = nullptr;
   constexpr int kAtOnce = 4 / kElementsPerWord;
-  TF_NO_UNROLL for (int i = 0; i < kRunRows; i += 4) {
+  TF_NO_UNROLL for (int i = 0; i < run.count; i += 4) {
     TF_UNROLL for (int u = 0; u < kAtOnce; ++u) {
       const int row = i + u * kElementsPerWord;
-      if (ahead)
+      if (next.far && u % kSharers == 0)
         TF_UNROLL for (int e = 0; e < kElementsPerWord; ++e)
-            prefetch_step<T, C>(ahead + (row + e) * stride, 0);
+            prefetch_steps<T, C>(next, (first_ahead + (row + e) / kSharers) * stride);
       Words x[C][2];
       TF_UNROLL for (int c = 0; c < C; ++c) load_value_step<T>(v + row * stride + c * kRowStep, stride, x[c]);
       TF_UNROLL for (int r = 0; r < Q; ++r) {
@@ -100,27 +136,23 @@ TF_NOINLINE void output_run(const typename T::Element* v, std::int64_t stride, P
       store(o + r * o_stride + j * kVecLanes, acc[r][j]);
 }
 
-// All steps of columns. Few queries take several steps at once, for enough accumulators.
+// All columns of o [Q][o_stride]; p: words of the run's keys. Few queries take several steps at once, for
+// enough accumulators.
 template <class T, int Q>
-TF_INLINE void output_columns(const typename T::Element* v, std::int64_t stride, PackedRows p, int steps,
-                              const typename T::Element* ahead, float* o, std::int64_t o_stride) {
+TF_NOINLINE void output_run(const RunOf<T>& run, PackedRows p, int steps, float* o, std::int64_t o_stride) {
   constexpr int C = Q == 1 ? 4 : Q <= 3 ? 2 : 1;
   int c = 0;
-  const auto next = [&](int step) { return ahead ? ahead + step * kRowStep : nullptr; };
-  for (; c + C <= steps; c += C)
-    output_run<T, Q, C>(v + c * kRowStep, stride, p, next(c), c, o + c * kRowStep, o_stride);
+  for (; c + C <= steps; c += C) output_steps<T, Q, C>(run, p, c, o, o_stride);
   if constexpr (C > 1)
-    for (; c < steps; ++c)
-      output_run<T, Q, 1>(v + c * kRowStep, stride, p, next(c), c, o + c * kRowStep, o_stride);
+    for (; c < steps; ++c) output_steps<T, Q, 1>(run, p, c, o, o_stride);
 }
 
 template <class T, int Q = kRowOutputQueries>
-TF_INLINE void output_columns_of(int queries, const typename T::Element* v, std::int64_t stride, PackedRows p,
-                                 int steps, const typename T::Element* ahead, float* o,
-                                 std::int64_t o_stride) {
+TF_INLINE void output_run_of(int queries, const RunOf<T>& run, PackedRows p, int steps, float* o,
+                             std::int64_t o_stride) {
   if constexpr (Q > 1)
-    if (queries < Q) return output_columns_of<T, Q - 1>(queries, v, stride, p, steps, ahead, o, o_stride);
-  output_columns<T, Q>(v, stride, p, steps, ahead, o, o_stride);
+    if (queries < Q) return output_run_of<T, Q - 1>(queries, run, p, steps, o, o_stride);
+  output_run<T, Q>(run, p, steps, o, o_stride);
 }
 
 // Rows are cut into tiles of nearly the same height, at most `most`: calls tile(first, rows).

@@ -6,34 +6,40 @@
 
 namespace tileformer::TILEFORMER_UNIT {
 
-// kRunRows rows of K or V: where they are read, and the same place of what comes next (null: nothing).
+// RunOf, whatever the element type.
 struct Run {
   const void* rows;
-  const void* ahead;
   std::int64_t stride;  // elements
+  int count;
+  const void *near, *far;
 };
+
+// The first tile of rows prefetches.
+template <class T>
+TF_INLINE RunOf<T> run_of(const Run& run, int first_row) {
+  using E = const typename T::Element*;
+  Next<T> next{nullptr, nullptr};
+  if (first_row == 0) next = {static_cast<E>(run.near), static_cast<E>(run.far)};
+  return {static_cast<E>(run.rows), run.stride, run.count, next};
+}
 
 // Scores of all rows for one run of keys; s: their column of the scores.
 template <class T>
 TF_NOINLINE void run_scores(const Run& run, const DecodeScratch& x, const Word* query, float* s) {
-  using E = const typename T::Element*;
   const int steps = static_cast<int>(x.query_words / (kKeyStepWords * kVecLanes));
   for_row_tiles(x.rows.count, kRowScoreQueries, [&](int first, int count) {
     const PackedRows q{query + first * x.query_words, x.query_words};
-    score_run_of<T>(count, static_cast<E>(run.rows), run.stride, q, steps,
-                    first ? nullptr : static_cast<E>(run.ahead), s + first * kChunkKeys, kChunkKeys);
+    score_run_of<T>(count, run_of<T>(run, first), q, steps, s + first * kChunkKeys, kChunkKeys);
   });
 }
 
 // O of all rows += their probabilities times one run of V.
 template <class T>
 TF_NOINLINE void run_outputs(const Run& run, const DecodeScratch& x, const Word* p, float* o) {
-  using E = const typename T::Element*;
   const int steps = static_cast<int>(x.o_stride / kRowStep);
   for_row_tiles(x.rows.count, kRowOutputQueries, [&](int first, int count) {
-    output_columns_of<T>(count, static_cast<E>(run.rows), run.stride,
-                         PackedRows{p + first * kChunkWords, kChunkWords}, steps,
-                         first ? nullptr : static_cast<E>(run.ahead), o + first * x.o_stride, x.o_stride);
+    output_run_of<T>(count, run_of<T>(run, first), PackedRows{p + first * kChunkWords, kChunkWords}, steps,
+                     o + first * x.o_stride, x.o_stride);
   });
 }
 
