@@ -1,21 +1,16 @@
-// The parts of check(), one file per kind of argument. Each returns the first thing that is wrong, as
-// "<argument>: got <what was given>, expected <what is allowed>".
+// The parts of check(), one file per kind of argument; see base/check_view.h.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
+#include "base/check_view.h"
 #include "base/describe.h"
 #include "ops/attention/problem.h"
 #include "tileformer/status.h"
 #include "tileformer/tensor_view.h"
 
 namespace tileformer::attention {
-
-Status wrong(const char* argument, const std::string& got, const std::string& expected);
-
-// Rank and sizes, and that every element the strides reach has a 64-bit byte offset, memory and alignment.
-Status check_view(const char* argument, const TensorView& view, int rank, const char* layout);
 
 // check_tensors.cpp: query, key, value, out, lse. Fills the sizes of the problem.
 Status check_tensors(const AttentionArgs& args, Problem* problem);
@@ -25,10 +20,6 @@ struct Longest {
   std::int64_t queries = 0, keys = 0;
 };
 
-// Unit stride in the last dimension of a tensor of rank 4.
-Status check_unit_stride(const char* argument, const TensorView& view);
-// No two elements of an output at one address.
-Status check_distinct(const char* argument, const TensorView& view);
 // As `like`, in dtype and shape.
 Status check_like(const char* argument, const TensorView& view, DType dtype, const TensorView& like,
                   const char* layout);

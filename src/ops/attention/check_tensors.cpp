@@ -98,25 +98,6 @@ Status check_lse(const AttentionArgs& args) {
 
 }  // namespace
 
-// A row of one element has no stride to speak of.
-Status check_unit_stride(const char* argument, const TensorView& view) {
-  if (view.shape[3] == 1 || view.stride[3] == 1 || view.elements() == 0) return Status::ok();
-  return wrong(argument, "stride " + std::to_string(view.stride[3]) + " in the last dimension", "stride 1");
-}
-
-// Two elements of an output at one address would make the result depend on the order of the work.
-Status check_distinct(const char* argument, const TensorView& view) {
-  if (view.elements() == 0) return Status::ok();
-  for (int i = 0; i < view.rank; ++i) {
-    if (view.shape[i] > 1 && view.stride[i] == 0) {
-      return wrong(argument,
-                   "stride 0 in dimension " + std::to_string(i) + " of shape " + describe_shape(view),
-                   "an output whose elements have addresses of their own");
-    }
-  }
-  return Status::ok();
-}
-
 Status check_like(const char* argument, const TensorView& view, DType dtype, const TensorView& like,
                   const char* layout) {
   if (Status s = check_view(argument, view, like.rank, layout); !s) return s;

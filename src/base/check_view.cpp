@@ -1,6 +1,8 @@
-#include "ops/attention/check_parts.h"
+#include "base/check_view.h"
 
-namespace tileformer::attention {
+#include "base/describe.h"
+
+namespace tileformer {
 
 Status wrong(const char* argument, const std::string& got, const std::string& expected) {
   return Status::invalid(std::string(argument) + ": got " + got + ", expected " + expected);
@@ -51,4 +53,25 @@ Status check_view(const char* argument, const TensorView& view, int rank, const 
   return Status::ok();
 }
 
-}  // namespace tileformer::attention
+// A row of one element has no stride to speak of.
+Status check_unit_stride(const char* argument, const TensorView& view) {
+  const int last = view.rank - 1;
+  if (view.shape[last] == 1 || view.stride[last] == 1 || view.elements() == 0) return Status::ok();
+  return wrong(argument, "stride " + std::to_string(view.stride[last]) + " in the last dimension",
+               "stride 1");
+}
+
+// Two elements of an output at one address would make the result depend on the order of the work.
+Status check_distinct(const char* argument, const TensorView& view) {
+  if (view.elements() == 0) return Status::ok();
+  for (int i = 0; i < view.rank; ++i) {
+    if (view.shape[i] > 1 && view.stride[i] == 0) {
+      return wrong(argument,
+                   "stride 0 in dimension " + std::to_string(i) + " of shape " + describe_shape(view),
+                   "an output whose elements have addresses of their own");
+    }
+  }
+  return Status::ok();
+}
+
+}  // namespace tileformer
