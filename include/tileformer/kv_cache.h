@@ -1,12 +1,12 @@
 // A paged KV cache that owns its memory: pools of pages for every layer, and one page table for all of them.
 //
 //   PagedKVCache::create(options, &cache);
-//   cache->add(&id);
-//   cache->extend({id}, {tokens}, slots, executor);                  // room in all layers, once per step
+//   cache->add(&ids[0]);
+//   cache->extend(ids, tokens, slots, executor);                     // room in all layers, once per step
 //   for each layer:
 //     cache->append(layer, key, value, slots, rotary, executor);     // [tokens, kv_heads, dim]
 //     pools = cache->layer(layer);                                   // key, value, scales of AttentionArgs
-//   cache->table().block_table({id}, columns, blocks, lengths);
+//   cache->table().block_table(ids, columns, blocks, lengths);
 //
 // Calls about different sequences may run at the same time in any threads, whatever pages they share. Calls
 // about one sequence may not: a sequence is forked, trimmed or swapped out when its appends have returned.
@@ -23,6 +23,10 @@
 #include "tileformer/page_table.h"
 
 namespace tileformer {
+
+namespace kv_cache {
+class Stream;
+}
 
 struct KvCacheOptions {
   std::int64_t layers = 1, kv_heads = 1;
@@ -80,12 +84,15 @@ class PagedKVCache {
 
  private:
   PagedKVCache(const KvCacheOptions& options, std::unique_ptr<PageTable> table);
+  Status load(std::int64_t length, kv_cache::Stream& stream, std::int64_t* id);
 
   KvCacheOptions options_;
   std::unique_ptr<PageTable> table_;
   // From the choice of pages to the end of their copies: an extend in between could hand out a page that is
   // still to be read.
   std::mutex extending_;
+  void* mapped_ = nullptr;  // memory_ and what it takes to align it
+  std::size_t mapped_bytes_ = 0;
   std::uint8_t* memory_ = nullptr;
   std::size_t bytes_ = 0;
 };

@@ -59,5 +59,15 @@ struct F16 {
 struct BF16 {
   using Element = std::uint16_t;
 };
+// Codes, which mean nothing without their scale.
+struct I8 {
+  using Element = std::int8_t;
+};
+struct E4M3 {
+  using Element = std::uint8_t;
+};
+struct E5M2 {
+  using Element = std::uint8_t;
+};
 
 }  // namespace tileformer::TILEFORMER_UNIT

@@ -118,6 +118,14 @@ TF_INLINE void store_elements(std::uint16_t* p, F x, BF16) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
 }
 
+// The low byte of each lane.
+TF_INLINE void store_low_bytes(void* p, I x) {
+  x = _mm256_and_si256(x, set_int(0xff));
+  x = _mm256_packus_epi16(_mm256_packus_epi32(x, x), x);
+  const __m128i low = _mm256_castsi256_si128(x), high = _mm256_extracti128_si256(x, 1);
+  _mm_storel_epi64(static_cast<__m128i*>(p), _mm_unpacklo_epi32(low, high));
+}
+
 // Rows and columns of an 8 x 8 block change places.
 TF_INLINE void transpose(F (&r)[8]) {
   F t[8];

@@ -153,6 +153,13 @@ TF_INLINE void store_elements(std::uint16_t* p, F x, BF16) {
   __builtin_memcpy(p, &h, sizeof h);
 }
 
+// The low byte of each lane.
+typedef std::uint8_t Bytes __attribute__((vector_size(TF_GENERIC_LANES)));
+TF_INLINE void store_low_bytes(void* p, I x) {
+  const Bytes b = __builtin_convertvector(x, Bytes);
+  __builtin_memcpy(p, &b, sizeof b);
+}
+
 TF_INLINE void transpose(F (&r)[kVecLanes]) {
   F t[kVecLanes];
   TF_UNROLL for (int i = 0; i < kVecLanes; ++i) TF_UNROLL for (int j = 0; j < kVecLanes; ++j) t[i][j] =

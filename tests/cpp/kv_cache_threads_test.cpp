@@ -1,0 +1,73 @@
+// Sequences of one cache in several threads at once, sharing pages: run under ThreadSanitizer in CI.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "kv_cache_model.h"
+
+namespace tileformer::test {
+namespace {
+
+void live(PagedKVCache& cache, std::int64_t shared, const PlainSequence& shared_plain, unsigned seed) {
+  std::mt19937 random(seed);
+  const auto below = [&](int n) { return std::uniform_int_distribution<int>(0, n - 1)(random); };
+  const KvCacheOptions& o = cache.options();
+  for (int round = 0; round < 12; ++round) {
+    std::int64_t id = -1;
+    PlainSequence plain = shared_plain;
+    const std::int64_t prefix = std::min<std::int64_t>(shared_plain.length, 13 + below(30));
+    ASSERT_TRUE(cache.fork_prefix(shared, prefix, &id));
+    trim_plain(plain, o, prefix);
+    for (int step = 0; step < 12; ++step) {
+      const Status status = append_tokens(cache, {id}, {below(5) == 0 ? 20 : 1}, {&plain}, random);
+      ASSERT_TRUE(status || status.code() == StatusCode::out_of_memory) << status.message();
+      if (below(4) == 0) {
+        const std::int64_t length = plain.length - std::min<std::int64_t>(plain.length, below(20));
+        ASSERT_TRUE(cache.trim(id, length));
+        trim_plain(plain, o, length);
+      }
+      if (below(6) == 0) {
+        std::size_t bytes = 0;
+        ASSERT_TRUE(cache.swap_bytes(id, &bytes));
+        std::vector<std::uint8_t> memory(bytes);
+        ASSERT_TRUE(cache.swap_out(id, memory.data(), bytes));
+        Status in;
+        do {
+          in = cache.swap_in(memory.data(), bytes, &id);
+          if (!in) std::this_thread::yield();
+        } while (in.code() == StatusCode::out_of_memory);
+        ASSERT_TRUE(in) << in.message();
+      }
+    }
+    ASSERT_LE(worst_error(cache, id, plain), storage_error(DType::i8));
+    ASSERT_TRUE(cache.free(id));
+  }
+}
+
+TEST(KvCacheThreads, SequencesShareAPool) {
+  const auto cache = make_cache({.layers = 2,
+                                 .kv_heads = 2,
+                                 .dim = 16,
+                                 .dim_v = 16,
+                                 .page_size = 16,
+                                 .pages = 40,
+                                 .key_dtype = DType::i8,
+                                 .value_dtype = DType::bf16});
+  poison(*cache);
+  std::mt19937 random(9);
+  std::int64_t shared;
+  PlainSequence plain;
+  ASSERT_TRUE(cache->add(&shared));
+  ASSERT_TRUE(append_tokens(*cache, {shared}, {39}, {&plain}, random));
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < 4; ++i) threads.emplace_back([&, i] { live(*cache, shared, plain, i); });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_LE(worst_error(*cache, shared, plain), storage_error(DType::i8));
+  EXPECT_TRUE(cache->table().verify());
+  ASSERT_TRUE(cache->free(shared));
+  EXPECT_EQ(cache->table().used_pages(), 0);
+}
+
+}  // namespace
+}  // namespace tileformer::test
