@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <map>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "elements.h"
@@ -13,7 +13,7 @@
 
 namespace tileformer::test {
 
-// Rows of one sequence as [layer][token][kv_head][dim].
+// Rows of one sequence as [layer][token][kv_head][dim]: what storing has made of them, as fp32.
 struct PlainSequence {
   struct Layer {
     std::vector<float> key, value;
@@ -38,6 +38,29 @@ inline void poison(const PagedKVCache& cache) {
   }
 }
 
+// The rows as they come out of storage in `stored`, by the reference.
+inline std::vector<float> as_stored(const std::vector<float>& rows, std::int64_t heads, std::int64_t dim,
+                                    DType stored) {
+  const auto tokens = static_cast<std::int64_t>(rows.size()) / (heads * dim);
+  std::vector<std::uint8_t> codes(rows.size() * size_of(stored));
+  std::vector<float> scales(static_cast<std::size_t>(tokens * heads), 1);
+  std::vector<std::int64_t> slots(static_cast<std::size_t>(tokens));
+  for (std::int64_t t = 0; t < tokens; ++t) slots[static_cast<std::size_t>(t)] = t;
+  AppendArgs args;
+  args.key = TensorView::dense(rows.data(), DType::f32, {tokens, heads, dim});
+  args.key_pages = TensorView(codes.data(), stored, {1, heads, tokens, dim}, {0, dim, heads * dim, 1});
+  if (is_quantized(stored))
+    args.key_scale = TensorView(scales.data(), DType::f32, {1, heads, tokens}, {0, 1, heads});
+  args.slots = TensorView::dense(slots.data(), DType::i64, {tokens});
+  const Status status = tokens == 0 ? Status::ok() : append_kv_reference(args);
+  EXPECT_TRUE(status) << status.message();
+  std::vector<float> out(rows.size());
+  for (std::size_t i = 0; i < out.size(); ++i)
+    out[i] = scales[i / static_cast<std::size_t>(dim)] *
+             static_cast<float>(load_element(codes.data(), stored, static_cast<std::int64_t>(i)));
+  return out;
+}
+
 // New tokens, the same in the cache and in the plain lists. Each sequence has its own entry in `plain`.
 template <typename Random>
 Status append_tokens(PagedKVCache& cache, const std::vector<std::int64_t>& ids,
@@ -60,7 +83,9 @@ Status append_tokens(PagedKVCache& cache, const std::vector<std::int64_t>& ids,
         !s) {
       return s;
     }
-    const float *k = key.data(), *v = value.data();
+    const std::vector<float> stored_key = as_stored(key, o.kv_heads, o.dim, o.key_dtype);
+    const std::vector<float> stored_value = as_stored(value, o.kv_heads, o.dim_v, o.value_dtype);
+    const float *k = stored_key.data(), *v = stored_value.data();
     for (std::size_t i = 0; i < ids.size(); ++i) {
       plain[i]->layers.resize(static_cast<std::size_t>(o.layers));
       PlainSequence::Layer& layer = plain[i]->layers[static_cast<std::size_t>(l)];
@@ -82,50 +107,39 @@ inline void trim_plain(PlainSequence& plain, const KvCacheOptions& o, std::int64
   plain.length = length;
 }
 
-// The largest difference between rows in the cache and their origin, as a share of the row's largest element.
-inline double worst_error(const PagedKVCache& cache, std::int64_t id, const PlainSequence& plain) {
+// Empty if every row of the sequence is in the cache, bit for bit; else the first that is not.
+inline std::string difference(const PagedKVCache& cache, std::int64_t id, const PlainSequence& plain) {
   const KvCacheOptions& o = cache.options();
   std::int64_t columns = 0, length = 0;
-  EXPECT_TRUE(cache.table().length(id, &length));
-  EXPECT_EQ(length, plain.length);
-  EXPECT_TRUE(cache.table().block_columns({&id, 1}, &columns));
+  if (Status s = cache.table().length(id, &length); !s) return s.message();
+  if (length != plain.length)
+    return "length " + std::to_string(length) + ", not " + std::to_string(plain.length);
+  if (Status s = cache.table().block_columns({&id, 1}, &columns); !s) return s.message();
   std::vector<std::int32_t> blocks(static_cast<std::size_t>(columns));
-  EXPECT_TRUE(cache.table().block_table({&id, 1}, columns, blocks.data(), nullptr));
-  double worst = 0;
+  if (Status s = cache.table().block_table({&id, 1}, columns, blocks.data(), nullptr); !s) return s.message();
   const auto compare = [&](const TensorView& pool, const TensorView& scale, const std::vector<float>& rows) {
-    const std::int64_t dim = pool.shape[3];
     const float* x = rows.data();
     for (std::int64_t t = 0; t < length; ++t) {
       const std::int64_t page = blocks[static_cast<std::size_t>(t / o.page_size)], row = t % o.page_size;
-      for (std::int64_t h = 0; h < o.kv_heads; ++h, x += dim) {
-        float largest = 0;
-        for (std::int64_t i = 0; i < dim; ++i) largest = std::max(largest, std::abs(x[i]));
-        const double factor = scale ? get(scale, {page, h, row}) : 1;
-        for (std::int64_t i = 0; i < dim; ++i) {
-          const double error = std::abs(factor * get(pool, {page, h, row, i}) - x[i]) / largest;
-          if (!(error <= worst)) worst = error;  // NaN counts
+      for (std::int64_t h = 0; h < o.kv_heads; ++h) {
+        const float factor = scale ? static_cast<float>(get(scale, {page, h, row})) : 1;
+        for (std::int64_t i = 0; i < pool.shape[3]; ++i, ++x) {
+          const float stored = factor * static_cast<float>(get(pool, {page, h, row, i}));
+          if (stored != *x)
+            return "token " + std::to_string(t) + " head " + std::to_string(h) + " element " +
+                   std::to_string(i) + ": " + std::to_string(stored) + ", not " + std::to_string(*x);
         }
       }
     }
+    return std::string();
   };
   for (std::int64_t l = 0; l < o.layers && plain.length > 0; ++l) {
     const KvLayer layer = cache.layer(l);
-    compare(layer.key, layer.key_scale, plain.layers[static_cast<std::size_t>(l)].key);
-    compare(layer.value, layer.value_scale, plain.layers[static_cast<std::size_t>(l)].value);
+    const PlainSequence::Layer& rows = plain.layers[static_cast<std::size_t>(l)];
+    if (std::string d = compare(layer.key, layer.key_scale, rows.key); !d.empty()) return "key " + d;
+    if (std::string d = compare(layer.value, layer.value_scale, rows.value); !d.empty()) return "value " + d;
   }
-  return worst;
-}
-
-// What storing may cost, as a share of the row's largest element: half a unit in the last place.
-inline double storage_error(DType dtype) {
-  switch (dtype) {
-    case DType::f32: return 0;
-    case DType::f16: return 0x1p-11;
-    case DType::bf16: return 0x1p-8;
-    case DType::i8: return 0.51 / 127;
-    case DType::f8_e4m3: return 0x1.01p-4;
-    default: return 0x1.01p-3;
-  }
+  return "";
 }
 
 }  // namespace tileformer::test
