@@ -37,6 +37,15 @@ TF_EMULATED simde__m256i tf_cvtepi32_epi16(simde__m512i x) {
 #undef _mm512_cvtepi32_epi16
 #define _mm512_cvtepi32_epi16(x) tf_cvtepi32_epi16(x)
 
+TF_EMULATED simde__m128i tf_cvtepi32_epi8(simde__m512i x) {
+  simde__m512i_private from = simde__m512i_to_private(x);
+  simde__m128i_private to;
+  for (int i = 0; i < 16; ++i) to.u8[i] = static_cast<std::uint8_t>(from.i32[i]);
+  return simde__m128i_from_private(to);
+}
+#undef _mm512_cvtepi32_epi8
+#define _mm512_cvtepi32_epi8(x) tf_cvtepi32_epi8(x)
+
 TF_EMULATED simde__m512i tf_cvtepu16_epi32(simde__m256i x) {
   simde__m256i_private from = simde__m256i_to_private(x);
   simde__m512i_private to;

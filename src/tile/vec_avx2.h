@@ -118,12 +118,14 @@ TF_INLINE void store_elements(std::uint16_t* p, F x, BF16) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
 }
 
-// The low byte of each lane.
-TF_INLINE void store_low_bytes(void* p, I x) {
-  x = _mm256_and_si256(x, set_int(0xff));
-  x = _mm256_packus_epi16(_mm256_packus_epi32(x, x), x);
-  const __m128i low = _mm256_castsi256_si128(x), high = _mm256_extracti128_si256(x, 1);
-  _mm_storel_epi64(static_cast<__m128i*>(p), _mm_unpacklo_epi32(low, high));
+// The low byte of each lane, of four vectors.
+TF_INLINE void store_low_bytes(void* p, const I (&x)[4]) {
+  const I byte = set_int(0xff);
+  const I ab = _mm256_packus_epi32(_mm256_and_si256(x[0], byte), _mm256_and_si256(x[1], byte));
+  const I cd = _mm256_packus_epi32(_mm256_and_si256(x[2], byte), _mm256_and_si256(x[3], byte));
+  // Packing works in halves: a0 b0 c0 d0 a1 b1 c1 d1, four bytes each.
+  const I order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256(static_cast<I*>(p), _mm256_permutevar8x32_epi32(_mm256_packus_epi16(ab, cd), order));
 }
 
 // Rows and columns of an 8 x 8 block change places.

@@ -126,9 +126,10 @@ TF_INLINE void store_elements(std::uint16_t* p, F x, BF16) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(rounded));
 }
 
-// The low byte of each lane.
-TF_INLINE void store_low_bytes(void* p, I x) {
-  _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
+// The low byte of each lane, of four vectors.
+TF_INLINE void store_low_bytes(void* p, const I (&x)[4]) {
+  TF_UNROLL for (int i = 0; i < 4; ++i)
+      _mm_storeu_si128(static_cast<__m128i*>(p) + i, _mm512_cvtepi32_epi8(x[i]));
 }
 
 // Rows and columns of a 16 x 16 block of 32-bit elements change places.

@@ -153,11 +153,13 @@ TF_INLINE void store_elements(std::uint16_t* p, F x, BF16) {
   __builtin_memcpy(p, &h, sizeof h);
 }
 
-// The low byte of each lane.
+// The low byte of each lane, of four vectors.
 typedef std::uint8_t Bytes __attribute__((vector_size(TF_GENERIC_LANES)));
-TF_INLINE void store_low_bytes(void* p, I x) {
-  const Bytes b = __builtin_convertvector(x, Bytes);
-  __builtin_memcpy(p, &b, sizeof b);
+TF_INLINE void store_low_bytes(void* p, const I (&x)[4]) {
+  TF_UNROLL for (int i = 0; i < 4; ++i) {
+    const Bytes b = __builtin_convertvector(x[i], Bytes);
+    __builtin_memcpy(static_cast<std::uint8_t*>(p) + i * kVecLanes, &b, sizeof b);
+  }
 }
 
 TF_INLINE void transpose(F (&r)[kVecLanes]) {

@@ -39,6 +39,7 @@ struct KernelArgs {
   const std::int64_t* slots;  // [tokens], -1: skip; null: token t goes to slot t
   std::int64_t slots_stride;
   RotaryRows rotary;  // of rows[0]
+  bool stream;        // past the caches
 
   std::int64_t tokens_per_item;
   std::int64_t* next_token;  // shared by all workers; starts at 0

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/topology.h"
 #include "ops/kv_cache/check.h"
 #include "ops/kv_cache/units.h"
 
@@ -80,6 +81,10 @@ Status run(KernelArgs& k, Executor& executor) {
   for (int i = 0; i < k.tensors; ++i)
     token_bytes += k.heads * k.rows[i].dim * std::int64_t(size_of(k.rows[i].from_dtype));
   const std::int64_t blocks = std::max<std::int64_t>(1, kBytesPerItem / token_bytes / kTokensPerBlock);
+  std::int64_t written = 0;
+  for (int i = 0; i < k.tensors; ++i)
+    written += k.tokens * k.heads * k.rows[i].dim * std::int64_t(size_of(k.rows[i].to_dtype));
+  k.stream = written >= static_cast<std::int64_t>(cpu_topology().l3 / 2);
   k.tokens_per_item = blocks * kTokensPerBlock;
   std::int64_t next_token = 0;
   k.next_token = &next_token;

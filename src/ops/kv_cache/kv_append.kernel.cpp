@@ -6,6 +6,7 @@
 #include "ops/kv_cache/kernel_args.h"
 #include "ops/kv_cache/limits.h"
 #include "tile/codes.h"
+#include "tile/stream.h"
 
 namespace tileformer::TILEFORMER_UNIT {
 namespace {
@@ -14,9 +15,10 @@ using kv_cache::KernelArgs;
 using kv_cache::RotaryRows;
 using kv_cache::Rows;
 
-constexpr int kTokens = 8;                             // of a block; their rows are 18 KiB of L1 at most
-constexpr int kRow = int(kv_cache::kMaxHeadDim) + 16;  // and a vector to run over
-constexpr int kHalf = int(kv_cache::kMaxHeadDim) / 2 + 16;
+constexpr int kTokens = 8;            // of a block
+constexpr int kStep = 4 * kVecLanes;  // elements of a row that are quantised together
+constexpr int kRow = int(round_up(kv_cache::kMaxHeadDim, 64));
+constexpr int kHalf = int(round_up(kv_cache::kMaxHeadDim / 2, 16));
 constexpr float kSmallestRow = 0x1p-100f;  // below, 1 / scale might not be finite
 
 struct Block {
@@ -77,48 +79,47 @@ TF_INLINE void store_row(const float* x, std::int64_t n, void* to) {
   if (i < n) store_some<T>(p + i, load_unaligned(x + i), static_cast<int>(n - i));
 }
 
-// x is zero from n to the end of its last vector.
+// Writes codes up to the end of the last step.
 template <class T>
-TF_INLINE void store_quantised(const float* x, std::int64_t n, void* to, float* scale) {
-  using Code = typename T::Element;
-  F largest = zero(), poison = zero();
-  for (std::int64_t i = 0; i < n; i += kVecLanes) {
-    const F v = load_unaligned(x + i);
-    largest = max(abs(v), largest);
-    poison = fma(v, zero(), poison);  // NaN and Inf make it NaN
+TF_INLINE void store_quantised(float* x, std::int64_t n, std::uint8_t* to, float* scale) {
+  const std::int64_t padded = round_up(n, kStep);
+  for (std::int64_t i = n; i < padded; ++i) x[i] = 0;
+  F largest[4], poison[4];
+  TF_UNROLL for (int j = 0; j < 4; ++j) largest[j] = poison[j] = zero();
+  for (std::int64_t i = 0; i < padded; i += kStep) {
+    TF_UNROLL for (int j = 0; j < 4; ++j) {
+      const F v = load_unaligned(x + i + j * kVecLanes);
+      largest[j] = max(abs(v), largest[j]);
+      poison[j] = fma(v, zero(), poison[j]);  // NaN and Inf make it NaN
+    }
   }
   alignas(64) float lanes[kVecLanes];
-  store(lanes, largest);
-  float m = lanes[0];
-  TF_UNROLL for (int l = 1; l < kVecLanes; ++l) m = max_of(m, lanes[l]);
-
-  Code* const p = static_cast<Code*>(to);
-  const bool sound = all(equal(poison, poison));
+  store(lanes, max(max(largest[0], largest[1]), max(largest[2], largest[3])));
+  TF_UNROLL for (int half = kVecLanes / 2; half > 0; half /= 2) TF_UNROLL for (int l = 0; l < half; ++l)
+      lanes[l] = max_of(lanes[l], lanes[l + half]);
+  const float m = lanes[0];
+  const F faults = add(add(poison[0], poison[1]), add(poison[2], poison[3]));
+  const bool sound = all(equal(faults, faults));
   if (TF_UNLIKELY(!sound || m < kSmallestRow)) {
-    __builtin_memset(p, 0, static_cast<std::size_t>(n));
+    __builtin_memset(to, 0, static_cast<std::size_t>(n));
     *scale = sound ? 0.0f : __builtin_nanf("");
     return;
   }
   *scale = m / kLargestCode<T>;
   const F factor = set(kLargestCode<T> / m);
-  std::int64_t i = 0;
-  for (; i + kVecLanes <= n; i += kVecLanes)
-    store_codes(p + i, rounded(mul(load_unaligned(x + i), factor)), T{});
-  if (i < n) {
-    Code codes[kVecLanes];
-    store_codes(codes, rounded(mul(load_unaligned(x + i), factor)), T{});
-    copy_some<kVecLanes>(p + i, codes, static_cast<int>(n - i));
-  }
+  for (std::int64_t i = 0; i < padded; i += kStep) store_codes<T>(to + i, x + i, factor);
 }
 
-TF_NOINLINE void store_row(DType dtype, const float* x, std::int64_t n, void* to, float* scale) {
+// `to` has room for whole steps.
+TF_NOINLINE void store_row(DType dtype, float* x, std::int64_t n, void* to, float* scale) {
+  auto* const codes = static_cast<std::uint8_t*>(to);
   switch (dtype) {
     case DType::f32: return store_row<F32>(x, n, to);
     case DType::f16: return store_row<F16>(x, n, to);
     case DType::bf16: return store_row<BF16>(x, n, to);
-    case DType::i8: return store_quantised<I8>(x, n, to, scale);
-    case DType::f8_e4m3: return store_quantised<E4M3>(x, n, to, scale);
-    case DType::f8_e5m2: return store_quantised<E5M2>(x, n, to, scale);
+    case DType::i8: return store_quantised<I8>(x, n, codes, scale);
+    case DType::f8_e4m3: return store_quantised<E4M3>(x, n, codes, scale);
+    case DType::f8_e5m2: return store_quantised<E5M2>(x, n, codes, scale);
     default: return;
   }
 }
@@ -132,18 +133,28 @@ TF_INLINE char* row_to(const Rows& r, const Block& b, int t, std::int64_t head) 
          (b.page[t] * r.to_page + head * r.to_head + b.row[t] * r.to_row) * std::int64_t(size_of(r.to_dtype));
 }
 
-TF_NOINLINE void copy_rows(const Rows& r, const Block& b, std::int64_t heads) {
-  const auto bytes = static_cast<std::size_t>(r.dim) * size_of(r.from_dtype);
-  for (std::int64_t h = 0; h < heads; ++h)
-    for (int t = 0; t < b.tokens; ++t)
-      if (b.page[t] >= 0) __builtin_memcpy(row_to(r, b, t, h), row_from(r, b.first + t, h), bytes);
+TF_INLINE void copy_row(void* to, const void* from, std::int64_t bytes, bool stream) {
+  if (stream)
+    stream_copy(to, from, static_cast<std::size_t>(bytes));
+  else
+    __builtin_memcpy(to, from, static_cast<std::size_t>(bytes));
 }
 
-TF_NOINLINE void convert_rows(const Rows& r, const Block& b, std::int64_t heads, const RotaryRows* rotary) {
-  float x[kRow];
-  for (std::int64_t h = 0; h < heads; ++h) {
-    for (int t = 0; t < b.tokens; ++t) {
-      if (b.page[t] < 0) continue;
+TF_NOINLINE void copy_rows(const Rows& r, const Block& b, std::int64_t heads, bool stream) {
+  const std::int64_t bytes = r.dim * std::int64_t(size_of(r.from_dtype));
+  for (int t = 0; t < b.tokens; ++t)
+    for (std::int64_t h = 0; h < heads; ++h)
+      if (b.page[t] >= 0) copy_row(row_to(r, b, t, h), row_from(r, b.first + t, h), bytes, stream);
+}
+
+TF_NOINLINE void convert_rows(const Rows& r, const Block& b, std::int64_t heads, const RotaryRows* rotary,
+                              bool stream) {
+  alignas(64) float x[kRow], stored[kRow];
+  const std::int64_t bytes = r.dim * std::int64_t(size_of(r.to_dtype));
+  const bool direct = !stream && !r.scale;
+  for (int t = 0; t < b.tokens; ++t) {
+    if (b.page[t] < 0) continue;
+    for (std::int64_t h = 0; h < heads; ++h) {
       load_row(r.from_dtype, row_from(r, b.first + t, h), r.dim, x);
       if (rotary) {
         if (rotary->interleaved)
@@ -153,7 +164,9 @@ TF_NOINLINE void convert_rows(const Rows& r, const Block& b, std::int64_t heads,
       }
       float* const scale =
           r.scale ? r.scale + b.page[t] * r.scale_page + h * r.scale_head + b.row[t] * r.scale_row : nullptr;
-      store_row(r.to_dtype, x, r.dim, row_to(r, b, t, h), scale);
+      char* const to = row_to(r, b, t, h);
+      store_row(r.to_dtype, x, r.dim, direct ? to : static_cast<void*>(stored), scale);
+      if (!direct) copy_row(to, stored, bytes, stream);
     }
   }
 }
@@ -193,9 +206,9 @@ TF_NOINLINE void one_block(const KernelArgs& a, Block& b) {
     const Rows& r = a.rows[i];
     const RotaryRows* const rotary = i == 0 && rotates ? &a.rotary : nullptr;
     if (!rotary && r.from_dtype == r.to_dtype)
-      copy_rows(r, b, a.heads);
+      copy_rows(r, b, a.heads, a.stream);
     else
-      convert_rows(r, b, a.heads, rotary);
+      convert_rows(r, b, a.heads, rotary, a.stream);
   }
 }
 
@@ -210,6 +223,7 @@ void run(const KernelArgs& a) {
       one_block(a, block);
     }
   }
+  if (a.stream) stream_end();
 }
 
 }  // namespace
