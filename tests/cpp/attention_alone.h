@@ -42,13 +42,12 @@ inline TensorView slice_mask(const AttentionArgs& args, TensorView mask, std::in
 inline AttentionArgs alone(const AttentionArgs& args, std::int64_t n) {
   AttentionArgs one = args;
   const Span queries = queries_of(args, n), keys = keys_of(args, n);
-  for (auto [view, span] : {std::pair{&one.query, &queries},
-                            {&one.key, &keys},
-                            {&one.value, &keys},
-                            {&one.out, &queries},
-                            {&one.lse, &queries}}) {
-    *view = slice_rows(args, *view, n, *span);
+  for (TensorView* view : {&one.query, &one.out, &one.lse}) *view = slice_rows(args, *view, n, queries);
+  if (!args.block_table) {
+    for (TensorView* view : {&one.key, &one.value}) *view = slice_rows(args, *view, n, keys);
   }
+  one.block_table = slice(args.block_table, 0, n, 1);
+  one.key_lengths = slice(args.key_lengths, 0, n, 1);
   one.attn_mask = slice_mask(args, args.attn_mask, n);
   if (args.alibi_slopes.rank == 2) one.alibi_slopes = slice(args.alibi_slopes, 0, n, 1);
   one.key_range = slice(args.key_range, 0, n, 1);
@@ -77,9 +76,10 @@ inline AttentionBackwardArgs alone(const AttentionBackwardArgs& args, std::int64
 }
 
 // Dropout is left out: its bits belong to the place in the batch.
-inline std::vector<attention::AttentionCase> cases_with_batches() {
+inline std::vector<attention::AttentionCase> cases_with_batches(
+    const std::vector<attention::AttentionCase>& cases = attention::attention_cases()) {
   std::vector<attention::AttentionCase> chosen;
-  for (const attention::AttentionCase& c : attention::attention_cases()) {
+  for (const attention::AttentionCase& c : cases) {
     if (c.sequences() > 1 && c.dropout_p == 0) chosen.push_back(c);
   }
   return chosen;

@@ -36,6 +36,9 @@ TEST_P(AttentionBatch, SameBitsAlone) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Table, AttentionBatch, in_every_dtype(cases_with_batches()), name_of_case_and_dtype);
+INSTANTIATE_TEST_SUITE_P(Pages, AttentionBatch,
+                         in_every_dtype(cases_with_batches(attention::paged_attention_cases())),
+                         name_of_case_and_dtype);
 
 }  // namespace
 }  // namespace tileformer::test

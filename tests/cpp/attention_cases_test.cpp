@@ -48,6 +48,8 @@ TEST_P(AttentionCases, AccurateAndReproducible) {
 
 INSTANTIATE_TEST_SUITE_P(Table, AttentionCases, in_every_dtype(attention::attention_cases()),
                          name_of_case_and_dtype);
+INSTANTIATE_TEST_SUITE_P(Pages, AttentionCases, in_every_dtype(attention::paged_attention_cases()),
+                         name_of_case_and_dtype);
 
 }  // namespace
 }  // namespace tileformer::test

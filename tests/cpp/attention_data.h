@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "attention_pages.h"
 #include "guarded_tensors.h"
 #include "ops/attention/cases.h"
 
@@ -48,7 +49,11 @@ class AttentionData {
 
   AttentionData(const AttentionCase& c, DType dtype, Edge edge = Edge::end, std::uint64_t seed = 1)
       : case_(c), dtype_(dtype), tensors_(edge), random_(seed) {
-    add_tensors();
+    add_query();
+    if (c.paged())
+      add_pages();
+    else
+      add_keys();
     add_packing();
     add_ranges();
     add_mask();
@@ -68,18 +73,14 @@ class AttentionData {
 
  private:
   double normal() { return normal_(random_); }
-  std::int64_t queries(std::int64_t n) const { return case_.packed() ? case_.query_lengths[n] : case_.seq_q; }
-  std::int64_t keys(std::int64_t n) const { return case_.packed() ? case_.key_lengths[n] : case_.seq_k; }
 
-  TensorView allocate_rows(const Sizes& shape, bool is_kv) {
-    return tensors_.allocate(dtype_, 4, shape, strides_in(case_.layout, shape, is_kv));
+  TensorView allocate_rows(DType dtype, const Sizes& shape, bool is_kv) {
+    return tensors_.allocate(dtype, 4, shape, strides_in(case_.layout, shape, is_kv));
   }
 
-  void add_tensors() {
+  void add_query() {
     const AttentionCase& c = case_;
-    args.query = allocate_rows({c.batch, c.heads, c.seq_q, c.dim}, false);
-    args.key = allocate_rows({c.batch, c.kv_heads, c.seq_k, c.dim}, true);
-    args.value = allocate_rows({c.batch, c.kv_heads, c.seq_k, c.dim_v}, true);
+    args.query = allocate_rows(dtype_, {c.batch, c.heads, c.seq_q, c.dim}, false);
     const Sizes out{c.batch, c.heads, c.seq_q, c.dim_v}, lse{c.batch, c.heads, c.seq_q};
     args.out = tensors_.allocate_output(dtype_, 4, out, strides_in(c.layout, out));
     if (c.lse) {
@@ -89,11 +90,58 @@ class AttentionData {
     for_each_index(args.query, [&](const Index& at) {
       set(args.query, at, c.values == Values::large ? 30 * normal() : normal());
     });
-    for_each_index(args.key, [&](const Index& at) {
-      const double grown = c.values == Values::growing ? 1 + static_cast<double>(at[2]) / 20 : 1;
-      set(args.key, at, normal() * grown + (c.values == Values::shifted ? 2 : 0));
-    });
+  }
+
+  double key_value(std::int64_t row) {
+    const double grown = case_.values == Values::growing ? 1 + static_cast<double>(row) / 20 : 1;
+    return normal() * grown + (case_.values == Values::shifted ? 2 : 0);
+  }
+
+  void add_keys() {
+    const AttentionCase& c = case_;
+    args.key = allocate_rows(dtype_, {c.batch, c.kv_heads, c.seq_k, c.dim}, true);
+    args.value = allocate_rows(dtype_, {c.batch, c.kv_heads, c.seq_k, c.dim_v}, true);
+    for_each_index(args.key, [&](const Index& at) { set(args.key, at, key_value(at[2])); });
     for_each_index(args.value, [&](const Index& at) { set(args.value, at, normal()); });
+  }
+
+  // A pool and, of codes, its scales. Where no sequence has a key it stays as memory is made: NaN, and codes
+  // whose scale is NaN.
+  TensorView add_pool(const Pages& pages, DType dtype, std::int64_t dim, bool is_key, TensorView* scale) {
+    const AttentionCase& c = case_;
+    const TensorView pool =
+        allocate_rows(dtype, {pages.count(), c.kv_heads, c.page_size, dim}, /*is_kv=*/true);
+    if (is_quantized(dtype)) {
+      *scale = tensors_.allocate(DType::f32, 3, {pages.count(), c.kv_heads, c.page_size},
+                                 lse_strides_in(c.layout, {pages.count(), c.kv_heads, c.page_size}));
+      for_each_index(*scale, [&](const Index& at) {
+        if (pages.used(at[0], at[2])) set(*scale, at, scale_of_codes(dtype, random_));
+      });
+    }
+    for_each_index(pool, [&](const Index& at) {
+      if (!pages.used(at[0], at[2])) return;
+      double x = is_key ? key_value(at[0]) : normal();
+      if (is_quantized(dtype)) x /= get(*scale, {at[0], at[1], at[2]});
+      set(pool, at, dtype == DType::i8 ? std::clamp(x, -127.0, 127.0) : x);
+    });
+    return pool;
+  }
+
+  void add_pages() {
+    const AttentionCase& c = case_;
+    const Pages pages(c, random_);
+    args.block_table = pages.table(tensors_);
+    args.key_lengths = tensors_.allocate_dense(DType::i32, 1, {c.sequences()});
+    for (std::int64_t n = 0; n < c.sequences(); ++n)
+      set(args.key_lengths, {n}, static_cast<double>(c.key_lengths[n]));
+    args.key = add_pool(pages, c.key_dtype.value_or(dtype_), c.dim, true, &args.key_scale);
+    if (c.value_in_key) {
+      args.value = args.key;
+      args.value.shape[3] = c.dim_v;
+      args.value_scale = args.key_scale;
+    } else {
+      args.value = add_pool(pages, c.value_dtype.value_or(dtype_), c.dim_v, false, &args.value_scale);
+    }
   }
 
   TensorView offsets_of(const std::vector<std::int64_t>& lengths, DType dtype) {
@@ -110,7 +158,7 @@ class AttentionData {
   void add_packing() {
     if (!case_.packed()) return;
     args.cu_seqlens_query = offsets_of(case_.query_lengths, DType::i32);
-    args.cu_seqlens_key = offsets_of(case_.key_lengths, DType::i64);
+    if (!case_.paged()) args.cu_seqlens_key = offsets_of(case_.key_lengths, DType::i64);
   }
 
   void add_ranges() {
@@ -118,7 +166,7 @@ class AttentionData {
     if (case_.key_range) {
       args.key_range = tensors_.allocate_dense(DType::i32, 2, {n, 2});
       for (std::int64_t i = 0; i < n; ++i) {
-        const std::int64_t k = keys(i);
+        const std::int64_t k = case_.keys_of(i);
         const std::int64_t ranges[3][2] = {{k / 5, k - k / 7}, {0, k / 2}, {k / 2, k / 2}};
         set(args.key_range, {i, 0}, static_cast<double>(ranges[i % 3][0]));
         set(args.key_range, {i, 1}, static_cast<double>(ranges[i % 3][1]));
@@ -127,7 +175,8 @@ class AttentionData {
     if (case_.query_offset) {
       args.query_offset = tensors_.allocate_dense(DType::i32, 1, {n});
       for (std::int64_t i = 0; i < n; ++i) {
-        const std::int64_t diagonals[] = {keys(i) - queries(i), 3, -5, keys(i) + 10, 0};
+        const std::int64_t diagonals[] = {case_.keys_of(i) - case_.queries_of(i), 3, -5,
+                                          case_.keys_of(i) + 10, 0};
         set(args.query_offset, {i}, static_cast<double>(diagonals[i % 5]));
       }
     }
@@ -159,9 +208,10 @@ class AttentionData {
                         : m.kind == Mask::Kind::f64   ? DType::f64
                                                       : dtype_;
     Sizes full{case_.sequences(), case_.heads, case_.seq_q, case_.seq_k};
-    if (case_.packed()) {
-      full[2] = *std::max_element(case_.query_lengths.begin(), case_.query_lengths.end());
-      full[3] = *std::max_element(case_.key_lengths.begin(), case_.key_lengths.end());
+    if (case_.packed()) full[2] = full[3] = 0;
+    for (std::int64_t n = 0; n < case_.sequences(); ++n) {
+      full[2] = std::max(full[2], case_.queries_of(n));
+      full[3] = std::max(full[3], case_.keys_of(n));
     }
     const bool varies[4] = {m.batch, m.heads, m.queries, m.keys};
     Sizes shape = full;

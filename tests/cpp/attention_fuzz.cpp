@@ -15,7 +15,7 @@ namespace {
 std::string failure_of(std::uint64_t seed) {
   RandomCase random(seed);
   const DType dtype = random.dtype();
-  const AttentionCase c = random.make();
+  const AttentionCase c = random.make_forward();
   const AttentionData data(c, dtype, seed % 2 == 0 ? Edge::begin : Edge::end, seed);
   const Accuracy accuracy(data.args, kRandomFactor);
   const std::string failure = failure_on(targets_of(dtype), data, accuracy, [&](const Target& target) {

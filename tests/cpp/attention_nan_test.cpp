@@ -6,6 +6,7 @@
 #include <limits>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention_data.h"
@@ -38,6 +39,33 @@ std::string violation(const AttentionArgs& args, const AttentionResult& before, 
   return text.str();
 }
 
+// The keys that stand in one place of key and value: of one sequence, or of those that share a page.
+class Poisoned {
+ public:
+  Poisoned(const AttentionArgs& args, const Index& place) : args_(args) {
+    for (std::int64_t n = 0; n < sequences_of(args); ++n) {
+      for (std::int64_t j = 0; j < keys_of(args, n).count; ++j) {
+        if (place_of_key(args, n, place[1], j) == place) keys_.push_back({n, j});
+      }
+    }
+  }
+  // Whether the row of out at that index sees one of them.
+  bool seen_by(const Index& out) const {
+    for (const auto& [n, j] : keys_) {
+      const Span queries = queries_of(args_, n);
+      const std::int64_t i = out[2] - queries.first;
+      if (out[0] == (args_.cu_seqlens_query ? 0 : n) && i >= 0 && i < queries.count &&
+          sees(args_, {n, out[1], i, j}))
+        return true;
+    }
+    return false;
+  }
+
+ private:
+  const AttentionArgs& args_;
+  std::vector<std::pair<std::int64_t, std::int64_t>> keys_;  // sequence, key
+};
+
 class AttentionNaN : public testing::TestWithParam<CaseAndDType> {};
 
 TEST_P(AttentionNaN, ReachesExactlyTheRowsThatSeeIt) {
@@ -51,37 +79,74 @@ TEST_P(AttentionNaN, ReachesExactlyTheRowsThatSeeIt) {
     ASSERT_TRUE(status) << status.message();
     const AttentionResult clean = result_of(args);
     for (std::int64_t n = 0; n < c.sequences(); ++n) {
-      const Span queries = queries_of(args, n), keys = keys_of(args, n);
+      const Span keys = keys_of(args, n);
       if (keys.count == 0) continue;
-      const std::int64_t batch = args.cu_seqlens_query ? 0 : n;
-      const auto expect_poison = [&](const TensorView& view, std::int64_t key, std::int64_t column,
-                                     double poison) {
+      const auto expect_poison = [&](const TensorView& view, const TensorView& scale, std::int64_t key,
+                                     std::int64_t column, double poison) {
         SCOPED_TRACE("sequence " + std::to_string(n) + " key " + std::to_string(key));
-        const auto reached = [&](const Index& at) {
-          const std::int64_t i = at[2] - queries.first;
-          return at[0] == batch && at[1] / group == 0 && i >= 0 && i < queries.count &&
-                 (&view == &args.key || at[3] == column) && sees(args, {n, at[1], i, key});
+        Index at = place_of_key(args, n, 0, key);
+        const Poisoned slots(args, at);
+        at[3] = column;
+        // A code may have no such value; its scale has.
+        const bool whole_row = scale && (view.dtype == DType::i8 || !std::isnan(poison));
+        const TensorView& poisoned = whole_row ? scale : view;
+        const auto reached = [&](const Index& out) {
+          const bool in_column = &view == &args.key || whole_row || c.value_in_key || out[3] == column;
+          return out[1] / group == 0 && in_column && slots.seen_by(out);
         };
-        const Index at{batch, 0, keys.first + key, column};
-        const double healthy = get(view, at);
-        set(view, at, poison);
+        const double healthy = get(poisoned, at);
+        set(poisoned, at, poison);
         status = run_attention(target, args);
-        set(view, at, healthy);
+        set(poisoned, at, healthy);
         ASSERT_TRUE(status) << status.message();
+        // An infinite scale times a code of zero is NaN.
         EXPECT_EQ(violation(args, clean, std::isnan(poison), reached), "");
       };
       // First, middle and last key; which of them gets which poison varies.
       const std::int64_t at[] = {0, keys.count / 2, keys.count - 1};
       const std::int64_t turn = n + c.seq_q + c.seq_k;
-      expect_poison(args.key, at[turn % 3], c.dim / 2, std::nan(""));
-      expect_poison(args.value, at[(turn + 1) % 3], c.dim_v - 1, std::nan(""));
-      expect_poison(args.value, at[(turn + 2) % 3], c.dim_v / 2, kInfinity);
+      expect_poison(args.key, args.key_scale, at[turn % 3], c.dim / 2, std::nan(""));
+      expect_poison(args.value, args.value_scale, at[(turn + 1) % 3], c.dim_v - 1, std::nan(""));
+      // An infinity in K as well may take its key away.
+      if (!c.value_in_key)
+        expect_poison(args.value, args.value_scale, at[(turn + 2) % 3], c.dim_v / 2, kInfinity);
     }
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Table, AttentionNaN, in_every_dtype(cases_with_exclusions()),
                          name_of_case_and_dtype);
+
+INSTANTIATE_TEST_SUITE_P(Pages, AttentionNaN,
+                         in_every_dtype(cases_with_exclusions(attention::paged_attention_cases())),
+                         name_of_case_and_dtype);
+
+// Places in pages that hold no sequence's key, and pages of nobody, are not read. (The case table has NaN
+// there.)
+TEST(AttentionNaNPages, InfinityWhereNoKeyIsChangesNothing) {
+  for (const AttentionCase& c : attention::paged_attention_cases()) {
+    if (!c.name.starts_with("paged_dtype_") && !c.name.starts_with("paged_size64_")) continue;
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      const AttentionData data(c, dtype);
+      for (const Target& target : targets_of(dtype)) {
+        SCOPED_TRACE(target.name + " " + c.name + " " + name_of(dtype));
+        ASSERT_TRUE(run_attention(target, data.args));
+        const AttentionResult clean = result_of(data.args);
+        const AttentionData other(c, dtype);  // the same values
+        for (const auto& [pages, scale] : {std::pair{&other.args.key, &other.args.key_scale},
+                                           {&other.args.value, &other.args.value_scale}}) {
+          const TensorView& poisoned = *scale ? *scale : *pages;
+          for_each_index(poisoned, [&](const Index& at) {
+            if (std::isnan(get(poisoned, at))) set(poisoned, at, kInfinity);
+          });
+        }
+        ASSERT_TRUE(run_attention(target, other.args));
+        EXPECT_TRUE(same_bits(result_of(other.args).out, clean.out));
+        EXPECT_TRUE(same_bits(result_of(other.args).lse, clean.lse));
+      }
+    }
+  }
+}
 
 // Rows behind the last key, in the same allocation, are no keys.
 TEST(AttentionNaNTail, RowsBehindTheLastKeyAreNotRead) {

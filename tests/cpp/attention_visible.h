@@ -24,7 +24,16 @@ inline Span queries_of(const AttentionArgs& args, std::int64_t n) {
 }
 
 inline Span keys_of(const AttentionArgs& args, std::int64_t n) {
+  if (args.block_table) return {0, static_cast<std::int64_t>(get(args.key_lengths, {n}))};
   return rows_of(args.cu_seqlens_key, n, args.key.shape[2]);
+}
+
+// Where key j of a sequence stands in key and value.
+inline Index place_of_key(const AttentionArgs& args, std::int64_t n, std::int64_t kv_head, std::int64_t j) {
+  if (!args.block_table) return {args.cu_seqlens_key ? 0 : n, kv_head, keys_of(args, n).first + j};
+  const std::int64_t page_size = args.key.shape[2];
+  const auto page = static_cast<std::int64_t>(get(args.block_table, {n, j / page_size}));
+  return {page, kv_head, j % page_size};
 }
 
 inline std::int64_t sequences_of(const AttentionArgs& args) {

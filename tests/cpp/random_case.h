@@ -1,6 +1,7 @@
 // Random attention problems, all features in any combination; the same one for the same seed.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <random>
@@ -20,6 +21,29 @@ class RandomCase {
   explicit RandomCase(std::uint64_t seed) : random_(seed) {}
 
   DType dtype() { return pick({DType::f32, DType::f16, DType::bf16}); }
+
+  // Every third problem has its keys in pages.
+  AttentionCase make_forward() {
+    AttentionCase c = make();
+    if (!chance(0.35)) return c;
+    c.page_size = pick<std::int64_t>({16, 16, 32, 48, 64, 256});
+    if (!c.packed()) {
+      for (std::int64_t n = 0; n < c.batch; ++n) c.key_lengths.push_back(length());
+    }
+    if (chance(0.1)) {
+      for (std::int64_t keys : c.key_lengths) c.page_size = std::max(c.page_size, keys + 1);
+    }
+    if (chance(0.6)) c.key_dtype = page_dtype();
+    if (chance(0.6)) c.value_dtype = page_dtype();
+    if (chance(0.1)) {
+      c.value_in_key = true;
+      c.dim_v = integer(1, c.dim);
+    }
+    c.set_totals();
+    c.name += " pages of " + std::to_string(c.page_size) + ", " + name_of(c.key_dtype.value_or(DType::i32)) +
+              "/" + name_of(c.value_dtype.value_or(DType::i32));
+    return c;
+  }
 
   AttentionCase make() {
     AttentionCase c;
@@ -66,6 +90,9 @@ class RandomCase {
     return chance(0.6)   ? pick<std::int64_t>({16, 32, 64, 80, 96, 128})
            : chance(0.8) ? integer(1, 160)
                          : integer(1, 576);
+  }
+  DType page_dtype() {
+    return pick({DType::f32, DType::f16, DType::bf16, DType::i8, DType::f8_e4m3, DType::f8_e5m2});
   }
   std::int64_t length() {
     return chance(0.2) ? 1 : chance(0.05) ? 0 : chance(0.8) ? integer(1, 80) : integer(80, 400);

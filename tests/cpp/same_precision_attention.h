@@ -28,8 +28,9 @@ class SamePrecisionHead {
     const Span keys = keys_of(args, n_);
     const std::int64_t kv_head = h_ / (args.query.shape[1] / args.key.shape[1]);
     for (std::int64_t j = 0; j < keys.count; ++j) {
-      k_.push_back(row(args.key, kv_head, keys.first + j));
-      v_.push_back(row(args.value, kv_head, keys.first + j));
+      const Index at = place_of_key(args, n_, kv_head, j);
+      k_.push_back(row(args.key, at, args.key_scale ? get(args.key_scale, at) : 1));
+      v_.push_back(row(args.value, at, args.value_scale ? get(args.value_scale, at) : 1));
     }
   }
 
@@ -37,7 +38,7 @@ class SamePrecisionHead {
   void run(const TensorView& out, const TensorView& lse) const {
     const Span queries = queries_of(args_, n_);
     for (std::int64_t i = 0; i < queries.count; ++i) {
-      const Softmax of_row = softmax(i, row(args_.query, h_, queries.first + i));
+      const Softmax of_row = softmax(i, row(args_.query, {b_, h_, queries.first + i}));
       Row o(static_cast<std::size_t>(args_.value.shape[3]));
       for (std::size_t j = 0; j < k_.size(); ++j) {
         if (of_row.p[j] == 0) continue;
@@ -54,10 +55,11 @@ class SamePrecisionHead {
  protected:
   using Row = std::vector<float>;
 
-  Row row(const TensorView& view, std::int64_t head, std::int64_t at) const {
+  static Row row(const TensorView& view, Index at, double factor = 1) {
     Row x(static_cast<std::size_t>(view.shape[3]));
     for (std::size_t d = 0; d < x.size(); ++d) {
-      x[d] = static_cast<float>(get(view, {b_, head, at, static_cast<std::int64_t>(d)}));
+      at[3] = static_cast<std::int64_t>(d);
+      x[d] = static_cast<float>(factor * get(view, at));
     }
     return x;
   }

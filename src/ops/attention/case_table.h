@@ -2,11 +2,10 @@
 // small, because every case runs on every ISA in every dtype.
 #pragma once
 
-#include <cstdint>
-#include <numeric>
 #include <vector>
 
 #include "ops/attention/cases_feature.h"
+#include "ops/attention/cases_paged.h"
 #include "ops/attention/cases_shape.h"
 
 namespace tileformer::attention {
@@ -18,11 +17,19 @@ inline std::vector<AttentionCase> attention_cases() {
                    add_chunks, add_zero_sizes, add_ranges, add_layouts, add_values, add_combinations}) {
     add(cases);
   }
-  for (AttentionCase& c : cases) {
-    if (!c.packed()) continue;
-    c.seq_q = std::accumulate(c.query_lengths.begin(), c.query_lengths.end(), std::int64_t{0});
-    c.seq_k = std::accumulate(c.key_lengths.begin(), c.key_lengths.end(), std::int64_t{0});
+  for (AttentionCase& c : cases) c.set_totals();
+  return cases;
+}
+
+// Keys in pages: forward only.
+inline std::vector<AttentionCase> paged_attention_cases() {
+  using namespace case_table;
+  std::vector<AttentionCase> cases;
+  for (auto add : {add_page_sizes, add_page_batches, add_page_features, add_page_dims, add_page_dtypes,
+                   add_page_edges}) {
+    add(cases);
   }
+  for (AttentionCase& c : cases) c.set_totals();
   return cases;
 }
 

@@ -2,7 +2,9 @@
 // that are always tested.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -63,13 +65,30 @@ struct AttentionCase {
   Values values = Values::normal;
   float dropout_p = 0;
   std::optional<float> scale{};
+  // Keys in pages when above 0: key_lengths has an entry for each sequence, packed or not, and seq_k is the
+  // longest. `layout` then says how [pages, kv_heads, page_size, dim] lies in memory.
+  std::int64_t page_size = 0;
+  std::optional<DType> key_dtype{}, value_dtype{};  // of the pages; none: as the query's
+  bool value_in_key = false;                        // V is the first dim_v columns of K, as in MLA
 
   // What a test prints.
   friend void PrintTo(const AttentionCase& c, std::ostream* os) { *os << c.name; }
 
   bool packed() const { return !query_lengths.empty(); }
+  bool paged() const { return page_size > 0; }
   std::int64_t sequences() const {
     return packed() ? static_cast<std::int64_t>(query_lengths.size()) : batch;
+  }
+  std::int64_t queries_of(std::int64_t n) const { return packed() ? query_lengths[n] : seq_q; }
+  std::int64_t keys_of(std::int64_t n) const { return packed() || paged() ? key_lengths[n] : seq_k; }
+  // What seq_q and seq_k follow from.
+  void set_totals() {
+    if (packed()) seq_q = std::accumulate(query_lengths.begin(), query_lengths.end(), std::int64_t{0});
+    if (packed()) seq_k = std::accumulate(key_lengths.begin(), key_lengths.end(), std::int64_t{0});
+    if (paged()) {
+      seq_k = 0;
+      for (std::int64_t length : key_lengths) seq_k = std::max(seq_k, length);
+    }
   }
 };
 
