@@ -69,5 +69,7 @@ struct E4M3 {
 struct E5M2 {
   using Element = std::uint8_t;
 };
+template <class T>
+inline constexpr bool kIsCode = sizeof(typename T::Element) == 1;
 
 }  // namespace tileformer::TILEFORMER_UNIT

@@ -9,6 +9,8 @@
 // Rapids).
 #pragma once
 
+#include "tile/rows.h"
+
 namespace tileformer::TILEFORMER_UNIT {
 
 inline constexpr int kLanes = kVecs * kVecLanes;
@@ -38,20 +40,30 @@ TF_INLINE std::int64_t value_words(std::int64_t dim_v, std::int64_t key_block) {
   return output_rows(dim_v) * (key_block / 2);
 }
 
-template <class T>
-TF_NOINLINE void pack_values(const typename T::Element* v, std::int64_t stride, int keys, int padded,
-                             std::int64_t dim_v, std::int64_t key_block, Word* out, F* nonfinite) {
+template <class T, class Rows>
+TF_NOINLINE void pack_values(const Rows& v, int keys, int padded, std::int64_t dim_v, std::int64_t key_block,
+                             Word* out, F* nonfinite) {
+  static_assert(kRunRows == 16);
   const std::int64_t tile_words = kTileRows * kTileWords, row_of_tiles = key_block / 32 * tile_words;
   F bad = zero();
-  for (int i = 0; i < padded; i += 32)
+  // The 32 rows of a tile, and of the next one.
+  RowRun<T> run[2], next[2];
+  const auto load_next = [&](int i) {
+    for (int h = 0; h < 2; ++h)
+      if (i + h * kRunRows < keys) next[h] = v.run(i + h * kRunRows);
+  };
+  load_next(0);
+  for (int i = 0; i < padded; i += 32) {
+    for (int h = 0; h < 2; ++h) run[h] = next[h];
+    load_next(i + 32);
     for (std::int64_t d = 0; d < dim_v; d += 2 * kVecLanes) {
       Words block[2][kVecLanes];
       TF_UNROLL for (int pair = 0; pair < 16; ++pair) {
-        const int key = i + 2 * pair;
+        const int key = i + 2 * pair, half = pair / 8, row = 2 * pair % kRunRows;
         const typename T::Element* at[2];
         for (int e = 0; e < 2; ++e) {
-          at[e] = key + e < keys ? v + (key + e) * stride + d : nullptr;
-          if (key + e + 32 < keys) prefetch(v + (key + e + 32) * stride + d);
+          at[e] = key + e < keys ? run[half].row(row + e) + d : nullptr;
+          if (key + e + 32 < keys) prefetch(next[half].row(row + e) + d);
         }
         Words words[2];
         interleave_rows<T>(at, dim_v - d, words);
@@ -66,6 +78,7 @@ TF_NOINLINE void pack_values(const typename T::Element* v, std::int64_t stride, 
         TF_UNROLL for (int r = 0; r < kTileRows; ++r) store_words(tile + r * kTileWords, block[h][r]);
       }
     }
+  }
   *nonfinite = bad;
 }
 

@@ -7,6 +7,8 @@
 //   kElementsPerWord
 #pragma once
 
+#include "tile/rows.h"
+
 namespace tileformer::TILEFORMER_UNIT {
 
 inline constexpr int kLanes = kVecs * kVecLanes;              // queries of a tile
@@ -45,37 +47,43 @@ struct OutputTiles {
 // V of `keys` rows, zeros up to `padded` rows. The words times zero are added to *nonfinite: it becomes NaN
 // where V has a NaN or an infinity. Tiles are narrower than vectors or do not divide them: what a step's
 // store leaves behind its rows is overwritten by the next step or falls into the slack.
-template <class T>
-TF_NOINLINE void pack_values(const typename T::Element* v, std::int64_t stride, int keys, int padded,
-                             std::int64_t dim_v, std::int64_t key_block, Word* out, F* nonfinite) {
-  constexpr int kChunk =
-      16;  // keys that stay in L1 while all tiles take their part; the next chunk is prefetched
+template <class T, class Rows>
+TF_NOINLINE void pack_values(const Rows& v, int keys, int padded, std::int64_t dim_v, std::int64_t key_block,
+                             Word* out, F* nonfinite) {
   constexpr int kLineElements = 64 / sizeof(typename T::Element);
   const OutputTiles tiles(dim_v);
   const std::int64_t tile_steps = value_tile_steps(key_block);
   F bad = zero();
-  for (int chunk = 0; chunk < padded; chunk += kChunk) {
-    const int end = min_of(padded, chunk + kChunk);
-    for (int i = chunk + kChunk; i < min_of(keys, chunk + 2 * kChunk); ++i)
-      for (std::int64_t d = 0; d < dim_v; d += kLineElements) prefetch(v + i * stride + d);
+  RowRun<T> run, next = v.run(0);
+  for (int chunk = 0; chunk < padded; chunk += kRunRows) {
+    // A run stays in L1 while all tiles take their part.
+    run = next;
+    const int end = min_of(padded - chunk, kRunRows), exist = keys - chunk;
+    if (exist > kRunRows) next = v.run(chunk + kRunRows);
+    for (int i = 0; i < min_of(exist - kRunRows, kRunRows); ++i)
+      for (std::int64_t d = 0; d < dim_v; d += kLineElements) prefetch(next.row(i) + d);
     for (int t = 0; t < tiles.count; ++t) {
       const int rows = tiles.rows(t), first = tiles.first_row(t);
       Word* to = out + first * tile_steps + chunk / kElementsPerWord * rows;
-      int i = chunk;
+      int i = 0;
       if constexpr (kOutputRows <= kStepColumns)
         if (TF_LIKELY(first + kStepColumns <= dim_v))
-          for (; i + kElementsPerWord <= min_of(end, keys); i += kElementsPerWord, to += rows) {
-            const Words words = load_step<T>(v + i * stride + first, stride);
+          for (; i + kElementsPerWord <= min_of(end, exist); i += kElementsPerWord, to += rows) {
+            const Words words =
+                scaled_row<T>(load_step<T>(run.row(i) + first, run.stride), set(run.scale(i)));
             bad = multiply_add(bad, words, zero_words());
             store_step(to, words);
           }
-      for (; i < end; i += kElementsPerWord, to += rows)
+      for (; i < end; i += kElementsPerWord, to += rows) {
+        const F scale = set(i < exist ? run.scale(i) : 0);
         TF_UNROLL for (int part = 0; part < kOutputRows; part += kStepColumns) {
-          const Words words =
-              load_step_up_to<T>(v + i * stride + first + part, stride, keys - i, dim_v - first - part);
+          const Words words = scaled_row<T>(
+              load_step_up_to<T>(run.row(i) + first + part, run.stride, exist - i, dim_v - first - part),
+              scale);
           bad = multiply_add(bad, words, zero_words());
           store_step(to + part, words);
         }
+      }
     }
   }
   *nonfinite = bad;

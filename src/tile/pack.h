@@ -3,6 +3,8 @@
 // touched.
 #pragma once
 
+#include "tile/rows.h"
+
 namespace tileformer::TILEFORMER_UNIT {
 
 // Rows of Q (null: zeros) -> [words][kLanes]: word w of row l stands at [w][l], times the scale where the
@@ -43,17 +45,24 @@ TF_NOINLINE void pack_lane_steps(const typename T::Element* const (&row)[kLanes]
 }
 
 // `keys` rows -> [padded][key_stride(dim)], zeros beyond.
-template <class T>
-TF_NOINLINE void pack_keys(const typename T::Element* k, std::int64_t stride, int keys, int padded,
-                           std::int64_t dim, Word* out) {
-  constexpr int kAhead = 16;  // rows between prefetch and use
+template <class T, class Rows>
+TF_NOINLINE void pack_keys(const Rows& rows, int keys, int padded, std::int64_t dim, Word* out) {
   const std::int64_t out_stride = key_stride(dim);
-  for (int i = 0; i < padded; ++i, out += out_stride) {
-    const typename T::Element* row = k + i * stride;
-    for (std::int64_t w = 0; w < out_stride; w += kVecLanes) {
-      const std::int64_t d = w * kElementsPerWord;
-      if (i + kAhead < keys) prefetch(row + kAhead * stride + d);
-      store_words(out + w, i < keys ? load_row_words<T>(row + d, dim - d) : zero_words());
+  RowRun<T> run, next = rows.run(0);
+  for (int first = 0; first < padded; first += kRunRows) {
+    run = next;
+    const int later_rows = keys - first - kRunRows;
+    if (later_rows > 0) next = rows.run(first + kRunRows);
+    for (int r = 0; r < min_of(kRunRows, padded - first); ++r, out += out_stride) {
+      const typename T::Element *row = run.row(r), *later = next.row(r);
+      const bool exists = first + r < keys;
+      const F scale = set(exists ? run.scale(r) : 0);
+      for (std::int64_t w = 0; w < out_stride; w += kVecLanes) {
+        const std::int64_t d = w * kElementsPerWord;
+        if (r < later_rows) prefetch(later + d);
+        store_words(out + w,
+                    exists ? scaled_row<T>(load_row_words<T>(row + d, dim - d), scale) : zero_words());
+      }
     }
   }
 }

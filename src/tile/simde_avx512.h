@@ -55,6 +55,15 @@ TF_EMULATED simde__m512i tf_cvtepu16_epi32(simde__m256i x) {
 #undef _mm512_cvtepu16_epi32
 #define _mm512_cvtepu16_epi32(x) tf_cvtepu16_epi32(x)
 
+TF_EMULATED simde__m512i tf_cvtepi8_epi32(simde__m128i x) {
+  simde__m128i_private from = simde__m128i_to_private(x);
+  simde__m512i_private to;
+  for (int i = 0; i < 16; ++i) to.i32[i] = from.i8[i];
+  return simde__m512i_from_private(to);
+}
+#undef _mm512_cvtepi8_epi32
+#define _mm512_cvtepi8_epi32(x) tf_cvtepi8_epi32(x)
+
 TF_EMULATED simde__m512 tf_cvtepi32_ps(simde__m512i x) {
   simde__m512i_private from = simde__m512i_to_private(x);
   simde__m512_private to;

@@ -103,6 +103,25 @@ TF_INLINE F load_elements(const std::uint16_t* p, BF16) {
   return as_float(
       shift_left<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))));
 }
+TF_INLINE F load_elements(const std::int8_t* p, I8) {
+  return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+// fp8 becomes fp16, whose conversion is exact for subnormals too: E5M2 is its upper half.
+TF_INLINE F load_elements(const std::uint8_t* p, E5M2) {
+  const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return _mm256_cvtph_ps(_mm_unpacklo_epi8(_mm_setzero_si128(), codes));
+}
+// E4M3 has a bit of exponent less: one place to the right, but for the sign, it is the number over 256, and
+// the code of NaN 1.875.
+TF_INLINE __m128i f16_of_e4m3(__m128i high_bytes) {
+  const __m128i x = _mm_and_si128(_mm_srai_epi16(high_bytes, 1), _mm_set1_epi16(~0x4000));
+  const __m128i nan = _mm_cmpeq_epi16(_mm_and_si128(x, _mm_set1_epi16(0x7fff)), _mm_set1_epi16(0x3f80));
+  return _mm_or_si128(x, nan);
+}
+TF_INLINE F load_elements(const std::uint8_t* p, E4M3) {
+  const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return mul(_mm256_cvtph_ps(f16_of_e4m3(_mm_unpacklo_epi8(_mm_setzero_si128(), codes))), set(256.0f));
+}
 
 TF_INLINE void store_elements(float* p, F x, F32) { _mm256_storeu_ps(p, x); }
 TF_INLINE void store_elements(std::uint16_t* p, F x, F16) {

@@ -112,6 +112,25 @@ TF_INLINE F load_elements(const std::uint16_t* p, BF16) {
   return as_float(
       shift_left<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))));
 }
+TF_INLINE F load_elements(const std::int8_t* p, I8) {
+  return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+// fp8 becomes fp16, whose conversion is exact for subnormals too: E5M2 is its upper half.
+TF_INLINE __m256i codes_in_high_bytes(const std::uint8_t* p) {
+  return _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 8);
+}
+TF_INLINE F load_elements(const std::uint8_t* p, E5M2) { return _mm512_cvtph_ps(codes_in_high_bytes(p)); }
+// E4M3 has a bit of exponent less: one place to the right, but for the sign, it is the number over 256, and
+// the code of NaN 1.875.
+TF_INLINE __m256i f16_of_e4m3(__m256i high_bytes) {
+  const __m256i x = _mm256_and_si256(_mm256_srai_epi16(high_bytes, 1), _mm256_set1_epi16(~0x4000));
+  const __m256i nan =
+      _mm256_cmpeq_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x7fff)), _mm256_set1_epi16(0x3f80));
+  return _mm256_or_si256(x, nan);
+}
+TF_INLINE F load_elements(const std::uint8_t* p, E4M3) {
+  return mul(_mm512_cvtph_ps(f16_of_e4m3(codes_in_high_bytes(p))), set(256.0f));
+}
 
 TF_INLINE void store_elements(float* p, F x, F32) { _mm512_storeu_ps(p, x); }
 TF_INLINE void store_elements(std::uint16_t* p, F x, F16) {
@@ -219,6 +238,21 @@ TF_INLINE F load_half_elements(const std::uint16_t* p, F16) {
 TF_INLINE F load_half_elements(const std::uint16_t* p, BF16) {
   const __m256i x = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   return _mm512_castps256_ps512(_mm256_castsi256_ps(_mm256_slli_epi32(x, 16)));
+}
+TF_INLINE F load_half_elements(const std::int8_t* p, I8) {
+  const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return _mm512_castps256_ps512(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)));
+}
+TF_INLINE __m128i half_codes_in_high_bytes(const std::uint8_t* p) {
+  return _mm_unpacklo_epi8(_mm_setzero_si128(), _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+TF_INLINE F load_half_elements(const std::uint8_t* p, E5M2) {
+  return _mm512_castps256_ps512(_mm256_cvtph_ps(half_codes_in_high_bytes(p)));
+}
+TF_INLINE F load_half_elements(const std::uint8_t* p, E4M3) {
+  const __m256i halves = f16_of_e4m3(_mm256_castsi128_si256(half_codes_in_high_bytes(p)));
+  const __m256 x = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+  return _mm512_castps256_ps512(_mm256_mul_ps(x, _mm256_set1_ps(256.0f)));
 }
 TF_INLINE void store_low_half(float* p, F x) { _mm256_storeu_ps(p, _mm512_castps512_ps256(x)); }
 

@@ -142,6 +142,31 @@ typedef std::uint32_t BitsOf32 __attribute__((vector_size(4 * TF_GENERIC_LANES))
 TF_INLINE F load_elements(const std::uint16_t* p, BF16) {
   return reinterpret_cast<F>(__builtin_convertvector(read<BitsOf16>(p), BitsOf32) << 16);
 }
+typedef std::int8_t Codes __attribute__((vector_size(TF_GENERIC_LANES)));
+TF_INLINE F load_elements(const std::int8_t* p, I8) {
+  return __builtin_convertvector(__builtin_convertvector(read<Codes>(p), I), F);
+}
+// fp8 of so many bits of mantissa and an exponent of so much bias. A subnormal is a whole number of the last
+// place: as a float it would be one too, and might be flushed.
+template <int kMantissa, int kBias>
+TF_INLINE F load_fp8(const std::uint8_t* p, I* magnitude) {
+  const I codes = __builtin_convertvector(read<Codes>(p), I);
+  *magnitude = codes & 0x7f;
+  const F normal = as_float(add_int(shift_left<23 - kMantissa>(*magnitude), set_int((127 - kBias) << 23)));
+  const F whole = to_float(*magnitude) * (1.0f / (1 << (kBias - 1 + kMantissa)));
+  const F x = select(*magnitude < (1 << kMantissa), whole, normal);
+  return as_float(as_int(x) | (codes & static_cast<std::int32_t>(0x80000000u)));
+}
+TF_INLINE F load_elements(const std::uint8_t* p, E4M3) {
+  I magnitude;
+  const F x = load_fp8<3, 7>(p, &magnitude);
+  return as_float(as_int(x) | ((magnitude == 0x7f) & 0x7fc00000));
+}
+TF_INLINE F load_elements(const std::uint8_t* p, E5M2) {
+  I magnitude;
+  const F x = load_fp8<2, 15>(p, &magnitude);
+  return as_float(as_int(x) | ((magnitude >= 0x7c) & 0x7f800000));
+}
 TF_INLINE BitsOf16 to_bf16(F x) {
   const BitsOf32 bits = reinterpret_cast<BitsOf32>(x);
   const BitsOf32 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;

@@ -33,6 +33,11 @@ TF_INLINE Words load_row_words(const std::uint16_t* p, std::int64_t n) {
   return TF_LIKELY(n >= 32) ? _mm512_loadu_si512(p) : n <= 0 ? zero_words() : load_some_words(p, n);
 }
 TF_INLINE Words scaled_query(Words q, F) { return q; }
+template <class T>
+TF_INLINE Words scaled_row(Words x, F) {
+  static_assert(!kIsCode<T>);
+  return x;
+}
 TF_INLINE void transpose_words(Words (&r)[16]) { transpose_int(r); }
 
 alignas(64) inline constexpr std::uint16_t kInterleaveLow[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,

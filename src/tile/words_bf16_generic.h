@@ -43,6 +43,11 @@ TF_INLINE Words load_row_words(const std::uint16_t* p, std::int64_t n) {
   return read<I>(x);
 }
 TF_INLINE Words scaled_query(Words q, F) { return q; }
+template <class T>
+TF_INLINE Words scaled_row(Words x, F) {
+  static_assert(!kIsCode<T>);
+  return x;
+}
 TF_INLINE void transpose_words(Words (&r)[kVecLanes]) {
   F t[kVecLanes];
   TF_UNROLL for (int i = 0; i < kVecLanes; ++i) t[i] = as_float(r[i]);

@@ -21,6 +21,10 @@ TF_INLINE Words load_row_words(const typename T::Element* p, std::int64_t n) {
   return load_up_to<T>(p, n);
 }
 TF_INLINE Words scaled_query(Words q, F scale) { return mul(q, scale); }
+template <class T>
+TF_INLINE Words scaled_row(Words x, F scale) {
+  return kIsCode<T> ? mul(x, scale) : x;
+}
 TF_INLINE void transpose_words(Words (&r)[kVecLanes]) { transpose(r); }
 
 // One step of V: kStepColumns columns, the vector's first lanes.

@@ -14,7 +14,7 @@
 #include "tile/pack.h"
 //
 #include "ops/attention/dropout.h"
-#include "ops/attention/nonfinite_values.h"
+#include "ops/attention/key_runs.h"
 #include "ops/attention/softmax.h"
 #include "ops/attention/units.h"
 
@@ -136,10 +136,18 @@ TF_NOINLINE void finish(const KernelArgs& a, const KernelSequence& s, std::int64
   write_lanes<T>(o, a.dim_v, factor, row);
 }
 
+// What holds for every task of a call.
+struct Call {
+  const KernelArgs& a;
+  ScoreOptions options;
+  SpanPackers pack;
+};
+
 template <class T>
-TF_NOINLINE void run_task(const KernelArgs& a, const ScoreOptions& options, Scratch& scratch,
-                          const Task& task, std::int64_t kv_head) {
+TF_NOINLINE void run_task(const Call& call, Scratch& scratch, const Task& task, std::int64_t kv_head) {
   using E = typename T::Element;
+  const KernelArgs& a = call.a;
+  const ScoreOptions& options = call.options;
   const KernelSequence& s = a.sequences[task.sequence];
   std::int64_t first_key = s.keys, end_key = 0;
   for (std::int64_t i = 0; i < task.groups; ++i) {
@@ -158,10 +166,6 @@ TF_NOINLINE void run_task(const KernelArgs& a, const ScoreOptions& options, Scra
     pack_lanes<T>(row, a.dim, query_factor(a), scratch.query + i * scratch.query_words_per_group);
   }
 
-  const E* keys = static_cast<const E*>(a.key.data) + s.batch * a.key.batch + kv_head * a.key.head +
-                  s.first_key * a.key.row;
-  const E* values = static_cast<const E*>(a.value.data) + s.batch * a.value.batch + kv_head * a.value.head +
-                    s.first_key * a.value.row;
   scratch.mask.first_key = -1;
   // ALiBi scores rise towards the diagonal: from there backwards the maximum stands at once, forwards it
   // would have to be raised all the way.
@@ -173,12 +177,9 @@ TF_NOINLINE void run_task(const KernelArgs& a, const ScoreOptions& options, Scra
     const int n = static_cast<int>(min_of<std::int64_t>(a.key_block, end_key - k0));
     const int padded = static_cast<int>(round_up(n, kKeyRows));
     const int first = static_cast<int>(k0);
-    pack_keys<T>(keys + k0 * a.key.row, a.key.row, n, padded, a.dim, scratch.key);
-    F nonfinite;
-    pack_values<T>(values + k0 * a.value.row, a.value.row, n, padded, a.dim_v, a.key_block, scratch.value,
-                   &nonfinite);
-    const bool finite = all(equal(nonfinite, nonfinite));
-    if (TF_UNLIKELY(!finite)) clear_nonfinite(scratch.value, value_words(a.dim_v, a.key_block));
+    const KeySpan span{a, s, kv_head, first, n, padded};
+    call.pack.keys(span, scratch.key);
+    const bool finite = call.pack.values(span, scratch.value);
     for (std::int64_t i = 0; i < task.groups; ++i) {
       LaneGroup& g = scratch.groups[i];
       if (g.end_max <= first || g.begin_min >= first + n) continue;
@@ -199,8 +200,7 @@ TF_NOINLINE void run_task(const KernelArgs& a, const ScoreOptions& options, Scra
       outputs(scratch.value, a.dim_v, a.key_block, scratch.p, begin, end, o, !g.started);
       g.started = true;
       if (TF_UNLIKELY(!finite))
-        add_nonfinite_values<T>(a, g, scratch.mask, values + k0 * a.value.row, first, begin, min_of(end, n),
-                                scratch.p, o);
+        call.pack.add_nonfinite(span, g, scratch.mask, {first, begin, min_of(end, n)}, scratch.p, o);
     }
   }
   for (std::int64_t i = 0; i < task.groups; ++i)
@@ -211,7 +211,7 @@ std::size_t scratch_bytes(const KernelArgs& a) { return Scratch(a).bytes; }
 
 void run(const KernelArgs& a, int worker) {
   Scratch scratch(a, a.scratch + a.scratch_bytes * worker);
-  const ScoreOptions options = score_options(a);
+  const Call call{a, score_options(a), span_packers(a)};
   enter_unit();
   for (;;) {
     const std::int64_t item = __atomic_fetch_add(a.next_item, 1, __ATOMIC_RELAXED);
@@ -220,13 +220,13 @@ void run(const KernelArgs& a, int worker) {
     const std::int64_t kv_head = item % a.kv_heads;
     if constexpr (kElementsPerWord == 1) {
       if (a.query.dtype == DType::f32)
-        run_task<F32>(a, options, scratch, task, kv_head);
+        run_task<F32>(call, scratch, task, kv_head);
       else if (a.query.dtype == DType::f16)
-        run_task<F16>(a, options, scratch, task, kv_head);
+        run_task<F16>(call, scratch, task, kv_head);
       else
-        run_task<BF16>(a, options, scratch, task, kv_head);
+        run_task<BF16>(call, scratch, task, kv_head);
     } else {
-      run_task<BF16>(a, options, scratch, task, kv_head);
+      run_task<BF16>(call, scratch, task, kv_head);
     }
   }
   leave_unit();

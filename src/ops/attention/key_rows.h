@@ -3,13 +3,12 @@
 #pragma once
 
 #include "ops/attention/kernel_args.h"
+#include "tile/rows.h"
 
 namespace tileformer::TILEFORMER_UNIT {
 
-// Rows that are certain to stand one `row` stride after another: a page holds a multiple of them, and a
-// sequence without pages any number. A run that starts at a multiple of it does not cross a page.
-inline constexpr int kRunRows = 16;
-
+// A page holds a multiple of kRunRows, so a run of rows that starts at a multiple of it stands one `row`
+// stride after another.
 template <class Element>
 struct KeyRows {
   Element* base;               // of the kv head: row 0 of the sequence, or of page 0

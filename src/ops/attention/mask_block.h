@@ -73,6 +73,9 @@ TF_INLINE float element_as_float(const float* p, F32) { return *p; }
 TF_INLINE float element_as_float(const double* p, F64) { return static_cast<float>(*p); }
 TF_INLINE float element_as_float(const std::uint16_t* p, F16) { return f32_from_f16(*p); }
 TF_INLINE float element_as_float(const std::uint16_t* p, BF16) { return f32_from_bf16(*p); }
+TF_INLINE float element_as_float(const std::int8_t* p, I8) { return *p; }
+TF_INLINE float element_as_float(const std::uint8_t* p, E4M3) { return f32_from_e4m3(*p); }
+TF_INLINE float element_as_float(const std::uint8_t* p, E5M2) { return f32_from_e5m2(*p); }
 
 // In log2 units. What is finite stays finite (the lowest float stands for "masked" in many models: a row of
 // nothing else is the mean of V), so that only -inf excludes.

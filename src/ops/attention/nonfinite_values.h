@@ -16,21 +16,28 @@ TF_INLINE bool sees(const LaneGroup& g, const MaskBlock& mask, const KernelArgs&
   return a.mask.dtype == DType::boolean ? mask.allowed[at] != 0 : mask.bias[at] != -kInfinity;
 }
 
-// v: the block's first row; rows [begin, end) of the block; P and O of the group.
-template <class T>
-TF_COLD void add_nonfinite_values(const KernelArgs& a, const LaneGroup& g, const MaskBlock& mask,
-                                  const typename T::Element* v, int first_key, int begin, int end,
-                                  const Word* p, float* o) {
-  for (int i = begin; i < end; ++i)
+// Rows [begin, end) of a block whose first key is first_key.
+struct BlockRows {
+  int first_key, begin, end;
+};
+
+// v: the rows of the block (rows.h); P and O of the group.
+template <class T, class Rows>
+TF_INLINE void add_nonfinite_values(const KernelArgs& a, const Rows& v, const LaneGroup& g,
+                                    const MaskBlock& mask, const BlockRows& rows, const Word* p, float* o) {
+  for (int i = rows.begin; i < rows.end; ++i) {
+    const RowRun<T> run = v.run(i / kRunRows * kRunRows);
+    const typename T::Element* row = run.row(i % kRunRows);
     for (std::int64_t d = 0; d < a.dim_v; ++d) {
-      const float x = element_as_float(v + i * a.value.row + d, T{});
+      const float x = element_as_float(row + d, T{}) * run.scale(i % kRunRows);
       if (x - x == 0) continue;
       for (int l = 0; l < kLanes; ++l) {
-        if (g.query[l] < 0 || !sees(g, mask, a, l, first_key + i, i)) continue;
+        if (g.query[l] < 0 || !sees(g, mask, a, l, rows.first_key + i, i)) continue;
         const Word* word = p + i / kElementsPerWord * kLanes + l;
         o[d * kLanes + l] += probability(word, i % kElementsPerWord) * x;
       }
     }
+  }
 }
 
 }  // namespace tileformer::TILEFORMER_UNIT

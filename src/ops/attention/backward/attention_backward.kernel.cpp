@@ -250,10 +250,11 @@ struct BackwardTaskRun {
     const int padded = static_cast<int>(round_up(n, kKeyRows));
     const E* keys = row_of<T>(a.key, s.batch, task.kv_head, s.first_key + k0);
     const E* values = row_of<T>(a.value, s.batch, task.kv_head, s.first_key + k0);
-    pack_keys<T>(keys, a.key.row, n, padded, a.dim, x.key);
-    pack_keys<T>(values, a.value.row, n, padded, a.dim_v, x.value);
+    const StridedRows<T> key_rows{keys, a.key.row}, value_rows{values, a.value.row};
+    pack_keys<T>(key_rows, n, padded, a.dim, x.key);
+    pack_keys<T>(value_rows, n, padded, a.dim_v, x.value);
     F nonfinite;
-    pack_values<T>(keys, a.key.row, n, padded, a.dim, a.key_block, x.key_columns, &nonfinite);
+    pack_values<T>(key_rows, n, padded, a.dim, a.key_block, x.key_columns, &nonfinite);
     const bool finite_keys = all(equal(nonfinite, nonfinite));
     if (TF_UNLIKELY(!finite_keys)) clear_nonfinite(x.key_columns, value_words(a.dim, a.key_block));
     const bool finite = finite_keys && all_finite<T>(values, a.value.row, n, a.dim_v);
