@@ -10,6 +10,7 @@
 #include "tileformer/kv_append.h"
 #include "tileformer/kv_cache.h"
 #include "tileformer/page_table.h"
+#include "tileformer/merge_attention.h"
 #include "tileformer/peak.h"
 #include "tileformer/philox.h"
 #include "tileformer/status.h"

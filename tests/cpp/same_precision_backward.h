@@ -83,8 +83,7 @@ class SamePrecisionBackwardHead : public SamePrecisionHead {
     const DType dtype = args_.query.dtype;
     for (std::int64_t i = 0; i < queries.count; ++i) {
       const Index at_row{b_, h_, queries.first + i, 0};
-      const Row q = row(args_.query, h_, at_row[2]), out = row(args_.out, h_, at_row[2]),
-                grad = row(all_.grad_out, h_, at_row[2]);
+      const Row q = row(args_.query, at_row), out = row(args_.out, at_row), grad = row(all_.grad_out, at_row);
       const float q_size = rms_of(q), grad_size = rms_of(grad);
       const float grad_lse = all_.grad_lse ? static_cast<float>(get(all_.grad_lse, at_row)) : 0;
       const float row_term = dot(grad, out) - grad_lse;
