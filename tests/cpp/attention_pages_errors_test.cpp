@@ -37,6 +37,13 @@ std::vector<Refused> pages() {
          v.args.block_table = {}, v.args.key = v.view({2, 2, 5, 8}), v.args.value = v.view({2, 2, 5, 6});
        },
        "block_table: got nothing, expected a tensor, because key_lengths is given"},
+      {"scale_without_table",
+       [](Valid& v) {
+         v.args.block_table = v.args.key_lengths = {};
+         v.args.key = v.view({2, 2, 5, 8}), v.args.value = v.view({2, 2, 5, 6});
+         v.args.value_scale = v.view({2, 2, 5});
+       },
+       "value_scale: got a tensor, expected nothing without block_table"},
       {"lengths_missing", [](Valid& v) { v.args.key_lengths = {}; },
        "key_lengths: got nothing, expected a tensor, because block_table is given"},
       {"and_cu_seqlens_key", [](Valid& v) { v.args.cu_seqlens_key = v.int_view(0, {2}); },

@@ -133,6 +133,8 @@ Status check_sequences(const AttentionArgs& args, Problem* problem, Longest* lon
     }
     *longest = {problem->packed ? longest_of(args.cu_seqlens_query) : problem->total_queries, 0};
     if (Status s = check_pages(args, problem, longest); !s) return s;
+  } else if (args.key_scale || args.value_scale) {
+    return wrong(args.key_scale ? "key_scale" : "value_scale", "a tensor", "nothing without block_table");
   } else if (args.cu_seqlens_query || args.cu_seqlens_key) {
     if (Status s = check_packed(args, problem); !s) return s;
     *longest = {longest_of(args.cu_seqlens_query), longest_of(args.cu_seqlens_key)};
