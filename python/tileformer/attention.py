@@ -9,6 +9,16 @@ from tileformer._attend import BOTTOM_RIGHT, NONE, TOP_LEFT, attend
 _CAUSAL = {False: NONE, True: BOTTOM_RIGHT, "top_left": TOP_LEFT, "bottom_right": BOTTOM_RIGHT}
 
 
+def causal_code(causal: bool | str) -> int:
+    """What the operator calls the kind of causal."""
+    try:
+        return _CAUSAL[causal]
+    except (KeyError, TypeError):
+        raise ValueError(
+            f"causal is {causal!r}; allowed are False, True, 'top_left', 'bottom_right'"
+        ) from None
+
+
 def window_bounds(window: tuple[int, int], name: str = "window") -> tuple[int, int]:
     """Checks a (left, right) pair and returns it."""
     try:
@@ -63,12 +73,7 @@ def flash_attention(
         ValueError: an argument does not fit; the message names it, what was given and what is allowed.
         NotImplementedError: alibi_slopes requires grad; a second derivative is wanted.
     """
-    try:
-        causal_code = _CAUSAL[causal]
-    except (KeyError, TypeError):
-        raise ValueError(
-            f"causal is {causal!r}; allowed are False, True, 'top_left', 'bottom_right'"
-        ) from None
+    code = causal_code(causal)
     left, right = window_bounds(window)
     if alibi_slopes is not None:
         alibi_slopes = alibi_slopes.float()
@@ -78,7 +83,7 @@ def flash_attention(
         value,
         attn_mask,
         scale,
-        causal_code,
+        code,
         left,
         right,
         softcap,
