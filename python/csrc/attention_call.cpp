@@ -4,20 +4,11 @@
 
 #include <stdexcept>
 
+#include "optional_view.h"
 #include "status_error.h"
 #include "torch_executor.h"
 
 namespace tileformer::torch_binding {
-namespace {
-
-using torch::stable::detail::to;
-
-// Autograd and tracing may hand over an optional that holds an undefined tensor.
-bool given(const std::optional<Tensor>& tensor) { return tensor.has_value() && tensor->defined(); }
-
-TensorView optional_view(const std::optional<Tensor>& tensor, const char* name) {
-  return given(tensor) ? view_of(*tensor, name) : TensorView{};
-}
 
 Causal to_causal(std::int64_t code) {
   if (code < 0 || code > 2)
@@ -25,6 +16,10 @@ Causal to_causal(std::int64_t code) {
                                 "; allowed are 0 (none), 1 (top-left), 2 (bottom-right)");
   return static_cast<Causal>(code);
 }
+
+namespace {
+
+using torch::stable::detail::to;
 
 void need_rank_4(const TensorView& view, const char* name) {
   if (view.rank != 4)

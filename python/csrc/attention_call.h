@@ -23,6 +23,9 @@ namespace tileformer::torch_binding {
   "Tensor? key_range=None, Tensor? query_offset=None, Tensor? cu_seqlens_query=None, "                \
   "Tensor? cu_seqlens_key=None, float dropout_p=0.0, Tensor? dropout_state=None"
 
+// Of the code that operators take. Throws where it is none.
+Causal to_causal(std::int64_t code);
+
 class AttentionCall {
  public:
   // Takes over the arguments on torch's stack (their references become ours even if a later check throws).

@@ -6,17 +6,15 @@
 // | 4 | 8 |
 //                         16 in this order) does not ask for are empty. Those of attn_mask and sinks are
 //                         fp32.
-// attention_explain    -> the plan and the slower paths taken; computes nothing. UTF-8 in a uint8 tensor:
-//                         torch never frees a str that crosses the stable ABI.
+// attention_explain    -> the plan and the slower paths taken, as explanation.h says; computes nothing.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
-#include <cstring>
 #include <stdexcept>
 #include <string>
 
 #include "attention_backward_call.h"
 #include "attention_call.h"
+#include "explanation.h"
 #include "status_error.h"
 #include "tileformer/peak.h"
 #include "torch_executor.h"
@@ -75,14 +73,6 @@ void attention_backward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
   AttentionBackwardCall backward = arguments.bind();
   backward.run();
   for (int i = 0; i < AttentionBackwardCall::kGradients; ++i) stack[i] = from(backward.gradient(i));
-}
-
-Tensor explanation(std::string text, const std::string& copied) {
-  if (!copied.empty()) text += "\ncopied because their last dimension is not adjacent in memory: " + copied;
-  const Tensor bytes =
-      torch::stable::empty({static_cast<std::int64_t>(text.size())}, torch::headeronly::ScalarType::Byte);
-  std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
-  return bytes;
 }
 
 void attention_explain_op(StableIValue* stack, std::uint64_t, std::uint64_t) {

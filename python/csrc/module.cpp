@@ -1,8 +1,9 @@
-// The CPython module tileformer._C. Importing it registers the operators; its functions need no tensors.
+// The CPython module tileformer._C. Importing it registers the operators; what is in it needs no tensors.
 #include <Python.h>
 
 #include <string>
 
+#include "kv_cache_type.h"
 #include "sdpa_override.h"
 #include "tileformer/isa.h"
 #include "tileformer/version.h"
@@ -74,7 +75,8 @@ PyModuleDef definition = {
 
 extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C() {
   PyObject* module = PyModule_Create(&definition);
-  if (module != nullptr && PyModule_AddStringConstant(module, "__version__", TILEFORMER_VERSION) != 0) {
+  if (module != nullptr && (PyModule_AddStringConstant(module, "__version__", TILEFORMER_VERSION) != 0 ||
+                            !torch_binding::add_kv_cache(module))) {
     Py_DECREF(module);
     return nullptr;
   }

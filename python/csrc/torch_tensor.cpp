@@ -15,7 +15,9 @@ bool to_dtype(const Tensor& tensor, DType* dtype) {
   static const std::int32_t f32 = aoti_torch_dtype_float32(), f16 = aoti_torch_dtype_float16(),
                             bf16 = aoti_torch_dtype_bfloat16(), f64 = aoti_torch_dtype_float64(),
                             i32 = aoti_torch_dtype_int32(), i64 = aoti_torch_dtype_int64(),
-                            boolean = aoti_torch_dtype_bool();
+                            boolean = aoti_torch_dtype_bool(), i8 = aoti_torch_dtype_int8(),
+                            f8_e4m3 = aoti_torch_dtype_float8_e4m3fn(),
+                            f8_e5m2 = aoti_torch_dtype_float8_e5m2();
   std::int32_t code = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &code));
   if (code == f32)
@@ -32,6 +34,12 @@ bool to_dtype(const Tensor& tensor, DType* dtype) {
     *dtype = DType::i32;
   else if (code == i64)
     *dtype = DType::i64;
+  else if (code == i8)
+    *dtype = DType::i8;
+  else if (code == f8_e4m3)
+    *dtype = DType::f8_e4m3;
+  else if (code == f8_e5m2)
+    *dtype = DType::f8_e5m2;
   else
     return false;
   return true;
@@ -46,6 +54,9 @@ std::int32_t torch_code(DType dtype) {
     case DType::i32: return aoti_torch_dtype_int32();
     case DType::i64: return aoti_torch_dtype_int64();
     case DType::boolean: return aoti_torch_dtype_bool();
+    case DType::i8: return aoti_torch_dtype_int8();
+    case DType::f8_e4m3: return aoti_torch_dtype_float8_e4m3fn();
+    case DType::f8_e5m2: return aoti_torch_dtype_float8_e5m2();
   }
   return -1;
 }
@@ -70,8 +81,8 @@ TensorView view_of(const Tensor& tensor, const char* name) {
   if (!to_dtype(tensor, &view.dtype))
     throw std::invalid_argument(
         std::string(name) + " has dtype " + toString(tensor.scalar_type()) +
-        "; allowed are float32, float16, bfloat16, float64, and where integers or booleans are "
-        "meant int32, int64, bool");
+        "; allowed are float32, float16, bfloat16, float64, where integers or booleans are meant "
+        "int32, int64, bool, and for pages int8, float8_e4m3fn, float8_e5m2");
   view.data = const_cast<void*>(tensor.const_data_ptr());
   view.rank = rank;
   view.present = true;

@@ -8,6 +8,8 @@
 
     model.set_attn_implementation("tileformer")  # Hugging Face transformers
 
+    cache = tileformer.PagedKVCache(...)  # keys and values in pages: decode, batches that change
+
 The operators are torch.ops.tileformer.*: they work under torch.compile(fullgraph=True), torch.export and
 autocast, and run on torch's own threads (torch.set_num_threads).
 """
@@ -27,13 +29,21 @@ from tileformer.flash_attn import (
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
+from tileformer.flash_attn_kvcache import flash_attn_with_kvcache
 from tileformer.integrations import register_with_transformers as _register_with_transformers
+from tileformer.kv_cache import CacheFull, PagedKVCache
+from tileformer.kv_step import Rotary
+from tileformer.paged_attention import apply_rotary, merge_attention_states, paged_attention
 from tileformer.sdpa import disable, enable, enabled, scaled_dot_product_attention
 
 _register_with_transformers()
 
 __all__ = [
+    "CacheFull",
+    "PagedKVCache",
+    "Rotary",
     "__version__",
+    "apply_rotary",
     "disable",
     "enable",
     "enabled",
@@ -45,8 +55,11 @@ __all__ = [
     "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
     "isa",
     "linear_cross_entropy",
+    "merge_attention_states",
+    "paged_attention",
     "scaled_dot_product_attention",
     "show_config",
 ]

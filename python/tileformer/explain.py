@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tileformer import _C, _ops
+from tileformer import _C, _ops, _paged_ops
 from tileformer._attend import NONE, TOP_LEFT
 
 _SDPA = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -28,6 +28,8 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is _ops.inference or func is _ops.forward:
             return self._planned(func, args, kwargs)
+        if func is _paged_ops.attention:
+            return self._planned_paged(func, args)
         if func is _ops.backward:
             return self._planned_backward(args)
         if func is _SDPA:
@@ -51,6 +53,11 @@ class _Recorder(TorchDispatchMode):
         query, value = args[0], args[2]
         out = torch.zeros_like(_ops._fake_out(query, args[1], value))
         return (out, query.new_zeros(query.shape[:3], dtype=torch.float32)) if func is _ops.forward else out
+
+    def _planned_paged(self, func, args):
+        names = ("query", "key_pages", "value_pages", "block_table", "key_lengths")
+        self._note(func._schema.name, args[:5], _paged_ops.explain(*args), names=names)
+        return tuple(torch.zeros_like(t) for t in _paged_ops.fake_attention(*args))
 
     def _planned_backward(self, args):
         names = ("grad_out", "query", "key", "value", "attn_mask")

@@ -14,6 +14,7 @@ import torch
 
 from tileformer._attend import BOTTOM_RIGHT, NONE, attend
 from tileformer.attention import window_bounds
+from tileformer.paged_attention import paged_attention
 
 _Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor, None]
 
@@ -97,11 +98,25 @@ def flash_attn_varlen_func(
 
     cu_seqlens_q and cu_seqlens_k, int32 or int64 [sequences + 1], say where each sequence begins.
     max_seqlen_q and max_seqlen_k are accepted for compatibility; the lengths are read from cu_seqlens.
+    block_table int32 [sequences, blocks]: k and v are pages [blocks, page_size, kv_heads, dim] and
+    cu_seqlens_k says how many keys each sequence has there; without gradients.
     Returns out [total_q, heads, dim_v], or (out, softmax_lse float32 [heads, total_q], None).
     """
     if block_table is not None:
-        raise NotImplementedError(
-            "block_table is given, but paged keys and values are not supported yet; pass None"
+        return _varlen_of_pages(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            dropout_p,
+            softmax_scale,
+            causal,
+            window_size,
+            softcap,
+            alibi_slopes,
+            return_attn_probs,
+            block_table,
         )
     if not q.dim() == k.dim() == v.dim() == 3:
         _raise_rank(3, "[total, heads, dim]", q=q, k=k, v=v)
@@ -126,6 +141,42 @@ def flash_attn_varlen_func(
         return result.squeeze(0).transpose(0, 1)
     out, lse = result
     return out.squeeze(0).transpose(0, 1), _lse_of_flash_attn(lse.squeeze(0)), None
+
+
+def _varlen_of_pages(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    return_attn_probs: bool,
+    block_table: torch.Tensor,
+) -> _Result:
+    if dropout_p:
+        raise ValueError(f"dropout_p is {dropout_p}; with block_table, which is for inference, only 0 is")
+    _raise_rank(3, "[total, heads, dim]", q=q)
+    _raise_rank(4, "[blocks, page_size, kv_heads, dim] with block_table", k=k, v=v)
+    result = paged_attention(
+        q,
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        block_table,
+        cu_seqlens_k.diff().to(torch.int32),
+        cu_seqlens_query=cu_seqlens_q,
+        scale=softmax_scale,
+        causal=causal,
+        window=window_bounds(window_size, "window_size"),
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        return_lse=return_attn_probs,
+    )
+    return (result[0], _lse_of_flash_attn(result[1]), None) if return_attn_probs else result
 
 
 def flash_attn_qkvpacked_func(

@@ -21,7 +21,7 @@ import torch
 
 from tileformer import _C, _paged_ops
 from tileformer.kv_step import Rotary, Step
-from tileformer.paged_attention import paged_attention
+from tileformer.paged_attention import paged_attention, refuse_gradients
 
 CacheFull = _C.CacheFull
 
@@ -39,8 +39,10 @@ DEFAULT_PAGE_SIZE = 64
 
 
 class LayerPages(NamedTuple):
-    """One layer's pools, under the names they have in paged_attention. Shapes: [pages, kv_heads, page_size,
-    dim], [.., dim_v] and, of the scales that int8 and float8 pages have, float32 [pages, kv_heads, page_size].
+    """One layer's pools, under the names they have in paged_attention.
+
+    Shapes: [pages, kv_heads, page_size, dim], [.., dim_v] and, of the scales that int8 and float8 pages have,
+    float32 [pages, kv_heads, page_size].
     """
 
     key: torch.Tensor
@@ -135,7 +137,7 @@ class PagedKVCache:
 
         Nothing is copied until one of them grows into a page that both hold.
         """
-        return self._core.fork(id, -1 if length is None else length)
+        return self._core.fork(id, length)
 
     def extend(self, ids: Sequence[int], tokens: Sequence[int] | int) -> Step:
         """Makes room for tokens[i] more tokens of sequence ids[i], in all layers.
@@ -203,6 +205,7 @@ class PagedKVCache:
         rotary: cos and sin; keys are rotated by step.positions, or the positions that it holds.
         """
         pages = self.layer(layer)
+        refuse_gradients("PagedKVCache.append", key=key, value=value)
         if key.dim() == 4:
             key, value = (t.transpose(1, 2).flatten(0, 1) for t in (key, value))
         rotation = () if rotary is None else rotary.arguments(step)

@@ -15,8 +15,8 @@ def refuse_gradients(name: str, **tensors: torch.Tensor | None) -> None:
     for argument, tensor in tensors.items():
         if tensor is not None and tensor.requires_grad:
             raise RuntimeError(
-                f"{argument} requires grad, but tileformer.{name} is for inference and has no gradient. Call it "
-                f"under torch.no_grad(), or pass {argument}.detach(); tileformer.flash_attention is "
+                f"{argument} requires grad, but tileformer.{name} is for inference and has no gradient. "
+                f"Call it under torch.no_grad(), or pass {argument}.detach(); tileformer.flash_attention is "
                 "differentiable"
             )
 
@@ -95,7 +95,8 @@ def paged_attention(
     if packed:
         if query.dim() != 3:
             raise ValueError(
-                f"query has {query.dim()} dimensions; with cu_seqlens_query needed are 3, [tokens, heads, dim]"
+                f"query has {query.dim()} dimensions; with cu_seqlens_query needed are 3, "
+                "[tokens, heads, dim]"
             )
         query = query.transpose(0, 1).unsqueeze(0)
     out, lse = _paged_ops.attention(
