@@ -4,7 +4,8 @@
 // rotary        queries rotated by the same code.
 // kv_slots      -> (slots, positions, key_lengths) of tokens that follow what each sequence holds, by its
 //               block table; every one is checked before anything can be written.
-// copy_pages_   pages from one place of a pool to another, in each of the pools. copies: int64 [n, 3], from, to,
+// copy_pages_   pages from one place of a pool to another, in each of the pools. copies: int64 [n, 3], from,
+// to,
 //               rows.
 #include <torch/csrc/stable/library.h>
 
@@ -102,8 +103,7 @@ void rotary_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
   args.rotary.sin = view_of(r.sin, "sin");
   args.rotary.positions = view_of(r.positions, "positions");
   args.rotary.interleaved = r.interleaved;
-  const Tensor out =
-      empty_dense({args.in.shape[0], args.in.shape[1], args.in.shape[2]}, args.in.dtype);
+  const Tensor out = empty_dense({args.in.shape[0], args.in.shape[1], args.in.shape[2]}, args.in.dtype);
   args.out = view_of(out, "out");
   TorchExecutor executor;
   raise_if_failed(apply_rotary(args, executor));
@@ -165,7 +165,8 @@ void copy_pages_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
        "copies has to be int64 [n, 3]: from, to, rows");
   std::vector<PageCopy> pages(static_cast<std::size_t>(list.shape[0]));
   for (std::size_t i = 0; i < pages.size(); ++i) {
-    const auto* row = static_cast<const std::int64_t*>(list.data) + static_cast<std::int64_t>(i) * list.stride[0];
+    const auto* row =
+        static_cast<const std::int64_t*>(list.data) + static_cast<std::int64_t>(i) * list.stride[0];
     pages[i] = {row[0], row[list.stride[1]], row[2 * list.stride[1]]};
   }
   TorchExecutor executor;

@@ -1,5 +1,5 @@
-// A C++ PagedKVCache as a Python object. It exports its pools through the buffer protocol: torch.frombuffer makes
-// tensors of them that keep the object alive, so that no tensor can outlive its memory.
+// A C++ PagedKVCache as a Python object. It exports its pools through the buffer protocol: torch.frombuffer
+// makes tensors of them that keep the object alive, so that no tensor can outlive its memory.
 //
 // Only bookkeeping goes through here, once per step; per layer the operators work on the tensors.
 #include "kv_cache_type.h"
@@ -367,8 +367,9 @@ bool add_kv_cache(PyObject* module) {
   Py_DECREF(type);
   if (failed) return false;
   cache_full = PyErr_NewExceptionWithDoc(
-      "tileformer.CacheFull", "A PagedKVCache has too few free pages for what was asked; nothing was changed.",
-      PyExc_RuntimeError, nullptr);
+      "tileformer.CacheFull",
+      "A PagedKVCache has too few free pages for what was asked; nothing was changed.", PyExc_RuntimeError,
+      nullptr);
   return cache_full != nullptr && PyModule_AddObjectRef(module, "CacheFull", cache_full) == 0;
 }
 

@@ -21,11 +21,11 @@ using torch::stable::detail::from;
 using torch::stable::detail::to;
 
 // In the order in which PagedAttentionCall reads them.
-#define TILEFORMER_PAGED_ARGUMENTS                                                                         \
-  "Tensor query, Tensor key_pages, Tensor value_pages, Tensor block_table, Tensor key_lengths, "           \
-  "Tensor? key_scale=None, Tensor? value_scale=None, Tensor? cu_seqlens_query=None, "                      \
-  "Tensor? attn_mask=None, float? scale=None, int causal=0, int window_left=-1, int window_right=-1, "     \
-  "float softcap=0.0, Tensor? sinks=None, Tensor? alibi_slopes=None, Tensor? key_range=None, "             \
+#define TILEFORMER_PAGED_ARGUMENTS                                                                     \
+  "Tensor query, Tensor key_pages, Tensor value_pages, Tensor block_table, Tensor key_lengths, "       \
+  "Tensor? key_scale=None, Tensor? value_scale=None, Tensor? cu_seqlens_query=None, "                  \
+  "Tensor? attn_mask=None, float? scale=None, int causal=0, int window_left=-1, int window_right=-1, " \
+  "float softcap=0.0, Tensor? sinks=None, Tensor? alibi_slopes=None, Tensor? key_range=None, "         \
   "Tensor? query_offset=None, bool return_lse=False"
 
 class PagedAttentionCall {

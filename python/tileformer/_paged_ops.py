@@ -15,7 +15,6 @@ append = torch.ops.tileformer.kv_append_.default
 rotary = torch.ops.tileformer.rotary.default
 slots = torch.ops.tileformer.kv_slots.default
 copy_pages = torch.ops.tileformer.copy_pages_.default
-merge = torch.ops.tileformer.merge_attention_states.default
 _explain = torch.ops.tileformer.attention_paged_explain.default
 
 
@@ -74,9 +73,3 @@ def _(block_table: torch.Tensor, cache_seqlens: torch.Tensor, tokens: int, pages
 @torch.library.register_fake("tileformer::copy_pages_")
 def _(pools: list[torch.Tensor], copies: torch.Tensor) -> None:
     _check_devices(copies, *pools)
-
-
-@torch.library.register_fake("tileformer::merge_attention_states")
-def _(out: torch.Tensor, lse: torch.Tensor, other_out: torch.Tensor, other_lse: torch.Tensor):
-    _check_devices(out, lse, other_out, other_lse)
-    return _empty_like_layout(tuple(out.shape), out), lse.new_empty(lse.shape)

@@ -15,7 +15,8 @@ def _batched(name: str, tensor: torch.Tensor, batch: int) -> torch.Tensor:
     """An int32 [batch] of the caller's, checked."""
     if tensor.dtype not in (torch.int32, torch.int64) or tensor.shape != (batch,):
         raise ValueError(
-            f"{name} is {tensor.dtype} {list(tensor.shape)}; needed is int32 [{batch}], one for each of the batch"
+            f"{name} is {tensor.dtype} {list(tensor.shape)}; needed is int32 [{batch}], one for each of the "
+            "batch"
         )
     return tensor.to(torch.int32)
 
@@ -26,14 +27,14 @@ def _table(
     cache_batch_idx: torch.Tensor | None,
     block_table: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Where the keys of each sequence lie: a contiguous cache is a pool whose sequences have one page each."""
+    """Where the keys of each sequence lie. A contiguous cache is a pool of sequences with one page each."""
     if block_table is not None:
         if cache_batch_idx is not None:
             raise ValueError("cache_batch_idx is given with block_table, which says itself where keys lie")
         if block_table.dim() != 2 or block_table.shape[0] != batch:
             raise ValueError(
-                f"block_table has shape {list(block_table.shape)}; needed is [{batch}, blocks], a row for each "
-                "of the batch"
+                f"block_table has shape {list(block_table.shape)}; needed is [{batch}, blocks], a row for "
+                "each of the batch"
             )
         return block_table.to(torch.int32)
     if cache_batch_idx is not None:

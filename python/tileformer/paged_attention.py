@@ -1,4 +1,4 @@
-"""Attention over keys and values that lie in the pages of a pool, and the merging of partial results."""
+"""Attention over keys and values that lie in the pages of a pool, and queries rotated for it."""
 
 from __future__ import annotations
 
@@ -146,33 +146,3 @@ def apply_rotary(
     """
     refuse_gradients("apply_rotary", x=x, cos=cos, sin=sin)
     return _paged_ops.rotary(x, cos, sin, positions, interleaved)
-
-
-def merge_attention_states(
-    out: torch.Tensor, lse: torch.Tensor, other_out: torch.Tensor, other_lse: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The attention over two sets of keys from the attention over each, such as a shared prefix and the rest.
-
-    Args:
-        out, other_out: [batch, heads, seq, dim_v] or [heads, tokens, dim_v], as flash_attention or
-            paged_attention returned them with return_lse. float32, float16 or bfloat16; any strides, so that
-            [tokens, heads, dim_v] goes in as a transposed view.
-        lse, other_lse: float32 [batch, heads, seq] or [heads, tokens], natural logarithm.
-
-    A state that saw nothing (out 0, lse -inf) leaves the other as it is, bit for bit.
-
-    Returns:
-        (out, lse) of the union. To merge many, merge pairs.
-
-    Raises:
-        ValueError: an argument does not fit. RuntimeError: a gradient is wanted.
-
-    vLLM's merge_attn_states(prefix_output, prefix_lse, suffix_output, suffix_lse) has out as [tokens, heads,
-    dim_v] and lse as [heads, tokens], FlashInfer's merge_state(v_a, s_a, v_b, s_b) has lse as [tokens, heads]
-    in base 2. Source: Ye et al., FlashInfer (2025), section 2.2.
-    """
-    refuse_gradients("merge_attention_states", out=out, lse=lse, other_out=other_out, other_lse=other_lse)
-    if out.dim() == 3:
-        merged, merged_lse = _paged_ops.merge(*(t[None] for t in (out, lse, other_out, other_lse)))
-        return merged[0], merged_lse[0]
-    return _paged_ops.merge(out, lse, other_out, other_lse)
