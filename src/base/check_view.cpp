@@ -74,4 +74,21 @@ Status check_distinct(const char* argument, const TensorView& view) {
   return Status::ok();
 }
 
+Status check_shape(const char* argument, const TensorView& view, const TensorView& expected,
+                   const char* layout) {
+  for (int i = 0; i < view.rank; ++i) {
+    if (view.shape[i] != expected.shape[i]) {
+      return wrong(argument, "shape " + describe_shape(view), describe_shape(expected) + " " + layout);
+    }
+  }
+  return Status::ok();
+}
+
+Status check_like(const char* argument, const TensorView& view, DType dtype, const TensorView& like,
+                  const char* layout) {
+  if (Status s = check_view(argument, view, like.rank, layout); !s) return s;
+  if (view.dtype != dtype) return wrong(argument, std::string("dtype ") + name_of(view.dtype), name_of(dtype));
+  return check_shape(argument, view, like, layout);
+}
+
 }  // namespace tileformer

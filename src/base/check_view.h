@@ -20,4 +20,11 @@ Status check_unit_stride(const char* argument, const TensorView& view);
 // No two elements of an output at one address.
 Status check_distinct(const char* argument, const TensorView& view);
 
+// The sizes of `expected`; nothing else of it matters.
+Status check_shape(const char* argument, const TensorView& view, const TensorView& expected, const char* layout);
+
+// As `like`, in dtype and shape.
+Status check_like(const char* argument, const TensorView& view, DType dtype, const TensorView& like,
+                  const char* layout);
+
 }  // namespace tileformer

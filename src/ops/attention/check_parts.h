@@ -20,10 +20,6 @@ struct Longest {
   std::int64_t queries = 0, keys = 0;
 };
 
-// As `like`, in dtype and shape.
-Status check_like(const char* argument, const TensorView& view, DType dtype, const TensorView& like,
-                  const char* layout);
-
 // check_sequences.cpp: cu_seqlens, sequence lengths, key_range, query_offset. Fills sequences and packed.
 Status check_sequences(const AttentionArgs& args, Problem* problem, Longest* longest);
 

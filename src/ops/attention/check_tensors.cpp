@@ -22,16 +22,6 @@ Status check_same_dtype(const char* argument, DType dtype, DType query) {
                std::string(name_of(query)) + ", the dtype of query");
 }
 
-Status check_shape(const char* argument, const TensorView& view, const TensorView& expected,
-                   const char* layout) {
-  for (int i = 0; i < view.rank; ++i) {
-    if (view.shape[i] != expected.shape[i]) {
-      return wrong(argument, "shape " + describe_shape(view), describe_shape(expected) + " " + layout);
-    }
-  }
-  return Status::ok();
-}
-
 // Shapes of the tensors that follow from query: only their ranks and sizes matter.
 TensorView shaped(std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) {
   return TensorView(nullptr, DType::f32, {a, b, c, d}, {});
@@ -97,14 +87,6 @@ Status check_lse(const AttentionArgs& args) {
 }
 
 }  // namespace
-
-Status check_like(const char* argument, const TensorView& view, DType dtype, const TensorView& like,
-                  const char* layout) {
-  if (Status s = check_view(argument, view, like.rank, layout); !s) return s;
-  if (view.dtype != dtype)
-    return wrong(argument, std::string("dtype ") + name_of(view.dtype), name_of(dtype));
-  return check_shape(argument, view, like, layout);
-}
 
 Status check_tensors(const AttentionArgs& args, Problem* problem) {
   if (Status s = check_inputs(args); !s) return s;

@@ -2,12 +2,11 @@
 
 #include <string>
 
-#include "ops/attention/check_parts.h"
+#include "base/check_view.h"
+#include "base/describe.h"
 
 namespace tileformer::merge_attention {
 namespace {
-
-using attention::wrong;
 
 constexpr const char* kOutLayout = "[batch, heads, seq, dim_v]";
 constexpr const char* kLseLayout = "[batch, heads, seq]";
@@ -17,11 +16,11 @@ std::string entry(const char* argument, std::size_t part) {
 }
 
 Status check_out(const TensorView& out) {
-  if (Status s = attention::check_view("out", out, 4, kOutLayout); !s) return s;
+  if (Status s = check_view("out", out, 4, kOutLayout); !s) return s;
   if (!is_floating(out.dtype))
     return wrong("out", std::string("dtype ") + name_of(out.dtype), "float32, float16, bfloat16 or float64");
-  if (Status s = attention::check_unit_stride("out", out); !s) return s;
-  return attention::check_distinct("out", out);
+  if (Status s = check_unit_stride("out", out); !s) return s;
+  return check_distinct("out", out);
 }
 
 Status check_part(const MergeAttentionArgs& args, std::size_t part, const TensorView& lse_like) {
@@ -30,9 +29,9 @@ Status check_part(const MergeAttentionArgs& args, std::size_t part, const Tensor
   if (out && (!is_floating(out.dtype) || (out.dtype == DType::f64 && args.out.dtype != DType::f64)))
     return wrong(name.c_str(), std::string("dtype ") + name_of(out.dtype),
                  std::string("float32, float16 or bfloat16 with out of ") + name_of(args.out.dtype));
-  if (Status s = attention::check_like(name.c_str(), out, out.dtype, args.out, kOutLayout); !s) return s;
-  if (Status s = attention::check_unit_stride(name.c_str(), out); !s) return s;
-  return attention::check_like(lse_name.c_str(), args.part_lse[part], lse_like.dtype, lse_like, kLseLayout);
+  if (Status s = check_like(name.c_str(), out, out.dtype, args.out, kOutLayout); !s) return s;
+  if (Status s = check_unit_stride(name.c_str(), out); !s) return s;
+  return check_like(lse_name.c_str(), args.part_lse[part], lse_like.dtype, lse_like, kLseLayout);
 }
 
 }  // namespace
@@ -51,8 +50,8 @@ Status check(const MergeAttentionArgs& args) {
   for (std::size_t p = 0; p < parts; ++p)
     if (Status s = check_part(args, p, lse_like); !s) return s;
   if (!args.lse) return Status::ok();
-  if (Status s = attention::check_like("lse", args.lse, lse_like.dtype, lse_like, kLseLayout); !s) return s;
-  return attention::check_distinct("lse", args.lse);
+  if (Status s = check_like("lse", args.lse, lse_like.dtype, lse_like, kLseLayout); !s) return s;
+  return check_distinct("lse", args.lse);
 }
 
 }  // namespace tileformer::merge_attention

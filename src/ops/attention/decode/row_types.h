@@ -119,6 +119,9 @@ TF_NOINLINE KeyType key_type(DType key, DType query) {
     switch (key) {
       case DType::f32: return key_type_of<F32>(query);
       case DType::f16: return key_type_of<F16>(query);
+      case DType::i8: return key_type_of<I8>(query);
+      case DType::f8_e4m3: return key_type_of<E4M3>(query);
+      case DType::f8_e5m2: return key_type_of<E5M2>(query);
       default: break;
     }
   }
@@ -129,6 +132,9 @@ TF_NOINLINE ValueType value_type(DType value) {
     switch (value) {
       case DType::f32: return value_type_of<F32>();
       case DType::f16: return value_type_of<F16>();
+      case DType::i8: return value_type_of<I8>();
+      case DType::f8_e4m3: return value_type_of<E4M3>();
+      case DType::f8_e5m2: return value_type_of<E5M2>();
       default: break;
     }
   }
