@@ -44,7 +44,7 @@ class AttentionCodes : public testing::TestWithParam<DType> {};
 TEST_P(AttentionCodes, AreExactInValues) {
   for (std::int64_t queries : {1, 40}) {
     EveryCode problem(GetParam(), queries);
-    std::vector<float> key(kCodes, 0.5f);  // finite, whatever the codes are
+    std::vector<float> key(kCodes);  // zeros: a probability of exactly 1
     problem.args.key = TensorView::dense(key.data(), DType::f32, {1, 1, 1, kCodes});
     problem.args.key_scale = TensorView();
     for (const Target& target : targets()) {
