@@ -73,6 +73,11 @@ TF_EMULATED simde__m512 tf_cvtepi32_ps(simde__m512i x) {
 #undef _mm512_cvtepi32_ps
 #define _mm512_cvtepi32_ps(x) tf_cvtepi32_ps(x)
 
+#undef _mm512_shuffle_f32x4
+#define _mm512_shuffle_f32x4(a, b, order) \
+  simde_mm512_castsi512_ps(              \
+      simde_mm512_shuffle_i32x4(simde_mm512_castps_si512(a), simde_mm512_castps_si512(b), order))
+
 TF_EMULATED simde__m512i tf_srai_epi32(simde__m512i x, unsigned bits) {
   simde__m512i_private v = simde__m512i_to_private(x);
   for (int i = 0; i < 16; ++i) v.i32[i] >>= bits;
@@ -105,6 +110,14 @@ TF_EMULATED simde__m512bh tf_cvtne2ps_pbh(simde__m512 a, simde__m512 b) {
 }
 #undef _mm512_cvtne2ps_pbh
 #define _mm512_cvtne2ps_pbh(a, b) tf_cvtne2ps_pbh(a, b)
+TF_EMULATED simde__m256i tf_cvtneps_pbh(simde__m512 x) {
+  const simde__m512bh both = tf_cvtne2ps_pbh(x, x);
+  simde__m256i half;
+  __builtin_memcpy(&half, &both, sizeof half);
+  return half;
+}
+#undef _mm512_cvtneps_pbh
+#define _mm512_cvtneps_pbh(x) tf_cvtneps_pbh(x)
 
 // VDPBF16PS: two products a lane, summed without intermediate rounding here, where hardware flushes
 // subnormals.
