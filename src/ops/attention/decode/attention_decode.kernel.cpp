@@ -105,13 +105,13 @@ TF_INLINE void for_runs(const Operand& x, std::int64_t dim, const Chunk& chunk, 
     int runs = 1;
     if (left < kRunRows || dim % kRowStep != 0) {
       copy(at, x.row, min_of(left, kRunRows), dim, buffer);
-      use(Run{buffer, padded_dim(dim), kRunRows, nullptr, nullptr}, t * kRunRows);
+      use(Run{buffer, padded_dim(dim), kRunRows, buffer, buffer}, t * kRunRows);
     } else {
       while ((runs + 1) * kRunRows <= left && here.rows->at[t + runs] == here.rows->at[t] + runs * run_bytes)
         ++runs;
       const bool more = (t + runs) * kRunRows < chunk.keys;
       use(Run{at, x.row, runs * kRunRows, more ? here.rows->at[t + runs] + here.offset : after,
-              ahead.rows ? ahead.rows->at[t] + ahead.offset : nullptr},
+              ahead.rows ? ahead.rows->at[t] + ahead.offset : at},
           t * kRunRows);
     }
     t += runs;

@@ -8,24 +8,17 @@ namespace tileformer::TILEFORMER_UNIT {
 
 inline constexpr int kLineBytes = 64;
 
-// What is read later, at the same place: near, the next run, into L1; far, the next chunk, into L2 (null:
-// nothing).
-template <class T>
-struct Next {
-  const typename T::Element *near, *far;
-  TF_MEMBER Next moved(std::int64_t elements) const {
-    return far ? Next{near + elements, far + elements} : *this;
-  }
-};
-
-// Prefetches what kSteps steps of a row cover.
+// Prefetches what kSteps steps of a row cover, into L1 (near) or L2.
 template <class T, int kSteps = 1>
-TF_INLINE void prefetch_steps(const Next<T>& next, std::int64_t at) {
+TF_INLINE void prefetch_steps(const typename T::Element* p, bool near) {
   constexpr int kBytes = kSteps * kRowStep * static_cast<int>(sizeof(typename T::Element));
   constexpr int kLines = kBytes > kLineBytes ? kBytes / kLineBytes : 1;
   TF_UNROLL for (int i = 0; i < kLines; ++i) {
-    prefetch_far(reinterpret_cast<const char*>(next.far + at) + i * kLineBytes);
-    prefetch(reinterpret_cast<const char*>(next.near + at) + i * kLineBytes);
+    const char* line = reinterpret_cast<const char*>(p) + i * kLineBytes;
+    if (near)
+      prefetch(line);
+    else
+      prefetch_far(line);
   }
 }
 // Whether a step begins a line; narrow steps share one.
@@ -41,13 +34,18 @@ struct PackedRows {
   std::int64_t words;
 };
 
-// Rows of K or V, `stride` elements apart, a multiple of kRunRows of them.
+// Rows of K or V, `stride` elements apart, a multiple of kRunRows of them. Read later: `near`, what follows
+// the run, which goes into L1; `far`, the same place of the next chunk, into L2; both are `rows` if nothing
+// is known to follow.
 template <class T>
 struct RunOf {
   const typename T::Element* rows;
   std::int64_t stride;
   int count;
-  Next<T> next;
+  const typename T::Element *near, *far;
+  int tile, tiles;  // of queries: they take turns in prefetching what is far, for an even stream
+  TF_MEMBER bool prefetches_near() const { return near != rows && tile == 0; }
+  TF_MEMBER bool prefetches_far(int row) const { return far != rows && row / 4 % tiles == tile; }
 };
 
 // s [Q][s_stride]: scores of Q queries. 4 x Q accumulators.
@@ -65,14 +63,20 @@ TF_NOINLINE void score_run(const RunOf<T>& run, PackedRows q, int steps, float* 
           TF_UNROLL for (int j = 0; j < kKeys; ++j) acc[i][r][j] = zero();
       const std::int64_t at = (first + b * kKeys) * stride;
       const auto* rows = run.rows + at;
-      // Near: kRunRows rows further, and behind the last ones what the run is followed by.
-      Next<T> next = run.next.moved(at);
-      next.near =
-          first + kRunRows < run.count ? rows + kRunRows * stride : run.next.near + b * kKeys * stride;
+      // Near: kRunRows rows further, and behind the last ones what follows the run.
+      const auto* near =
+          first + kRunRows < run.count ? rows + kRunRows * stride : run.near + b * kKeys * stride;
+      const bool goes_near = run.prefetches_near(), goes_far = run.prefetches_far(first + b * kKeys);
       const Word* query = q.at;
       TF_NO_UNROLL for (int c = 0; c < steps; ++c, query += kKeyStepWords * kVecLanes) {
-        if (next.far && begins_line<T>(c))
-          TF_UNROLL for (int j = 0; j < kKeys; ++j) prefetch_steps<T>(next, j * stride + c * kRowStep);
+        if (begins_line<T>(c)) {
+          if (goes_near)
+            TF_UNROLL for (int j = 0; j < kKeys; ++j)
+                prefetch_steps<T>(near + j * stride + c * kRowStep, true);
+          if (goes_far)
+            TF_UNROLL for (int j = 0; j < kKeys; ++j)
+                prefetch_steps<T>(run.far + at + j * stride + c * kRowStep, false);
+        }
         TF_UNROLL for (int w = 0; w < kKeyStepWords; ++w) {
           Words x[Q];
           TF_UNROLL for (int r = 0; r < Q; ++r) x[r] = load_words(query + r * q.words + w * kVecLanes);
@@ -108,7 +112,7 @@ TF_INLINE void output_steps(const RunOf<T>& run, PackedRows p, int step, float* 
   const auto* v = run.rows + at;
   // Near: the next line of the same rows.
   constexpr int kAhead = kLineBytes / static_cast<int>(sizeof(typename T::Element));
-  const Next<T> next{v + (C * kRowStep > kAhead ? C * kRowStep : kAhead), run.next.moved(at).far};
+  const auto *near = v + (C * kRowStep > kAhead ? C * kRowStep : kAhead), *far = run.far + at;
   // Narrow steps share a line: each of them prefetches its part of the rows.
   constexpr int kSharers = C * kRowStep < kAhead ? kAhead / (C * kRowStep) : 1;
   const int first_ahead = step / C % kSharers * (run.count / kSharers);
@@ -118,11 +122,18 @@ TF_INLINE void output_steps(const RunOf<T>& run, PackedRows p, int step, float* 
       load(o + r * o_stride + j * kVecLanes);
   constexpr int kAtOnce = 4 / kElementsPerWord;
   TF_NO_UNROLL for (int i = 0; i < run.count; i += 4) {
+    const bool goes_near = run.prefetches_near(), goes_far = run.prefetches_far(i);
     TF_UNROLL for (int u = 0; u < kAtOnce; ++u) {
       const int row = i + u * kElementsPerWord;
-      if (next.far && u % kSharers == 0)
-        TF_UNROLL for (int e = 0; e < kElementsPerWord; ++e)
-            prefetch_steps<T, C>(next, (first_ahead + (row + e) / kSharers) * stride);
+      if (u % kSharers == 0) {
+        const std::int64_t place = (first_ahead + row / kSharers) * stride;
+        if (goes_near)
+          TF_UNROLL for (int e = 0; e < kElementsPerWord; ++e)
+              prefetch_steps<T, C>(near + place + e * stride, true);
+        if (goes_far)
+          TF_UNROLL for (int e = 0; e < kElementsPerWord; ++e)
+              prefetch_steps<T, C>(far + place + e * stride, false);
+      }
       Words x[C][2];
       TF_UNROLL for (int c = 0; c < C; ++c) load_value_step<T>(v + row * stride + c * kRowStep, stride, x[c]);
       TF_UNROLL for (int r = 0; r < Q; ++r) {
@@ -155,13 +166,13 @@ TF_INLINE void output_run_of(int queries, const RunOf<T>& run, PackedRows p, int
   output_run<T, Q>(run, p, steps, o, o_stride);
 }
 
-// Rows are cut into tiles of nearly the same height, at most `most`: calls tile(first, rows).
-template <class Tile>
-TF_INLINE void for_row_tiles(int rows, int most, Tile tile) {
+// Rows are cut into tiles of nearly the same height, at most `most`: calls use(first, rows, tile, tiles).
+template <class Use>
+TF_INLINE void for_row_tiles(int rows, int most, Use use) {
   const int tiles = static_cast<int>(ceil_div(rows, most));
   for (int t = 0, first = 0; t < tiles; ++t) {
     const int count = rows / tiles + (t < rows % tiles);
-    tile(first, count);
+    use(first, count, t, tiles);
     first += count;
   }
 }

@@ -14,22 +14,20 @@ struct Run {
   const void *near, *far;
 };
 
-// The first tile of rows prefetches.
 template <class T>
-TF_INLINE RunOf<T> run_of(const Run& run, int first_row) {
+TF_INLINE RunOf<T> run_of(const Run& run, int tile, int tiles) {
   using E = const typename T::Element*;
-  Next<T> next{nullptr, nullptr};
-  if (first_row == 0) next = {static_cast<E>(run.near), static_cast<E>(run.far)};
-  return {static_cast<E>(run.rows), run.stride, run.count, next};
+  return {static_cast<E>(run.rows), run.stride, run.count, static_cast<E>(run.near),
+          static_cast<E>(run.far),  tile,       tiles};
 }
 
 // Scores of all rows for one run of keys; s: their column of the scores.
 template <class T>
 TF_NOINLINE void run_scores(const Run& run, const DecodeScratch& x, const Word* query, float* s) {
   const int steps = static_cast<int>(x.query_words / (kKeyStepWords * kVecLanes));
-  for_row_tiles(x.rows.count, kRowScoreQueries, [&](int first, int count) {
+  for_row_tiles(x.rows.count, kRowScoreQueries, [&](int first, int count, int tile, int tiles) {
     const PackedRows q{query + first * x.query_words, x.query_words};
-    score_run_of<T>(count, run_of<T>(run, first), q, steps, s + first * kChunkKeys, kChunkKeys);
+    score_run_of<T>(count, run_of<T>(run, tile, tiles), q, steps, s + first * kChunkKeys, kChunkKeys);
   });
 }
 
@@ -37,9 +35,9 @@ TF_NOINLINE void run_scores(const Run& run, const DecodeScratch& x, const Word* 
 template <class T>
 TF_NOINLINE void run_outputs(const Run& run, const DecodeScratch& x, const Word* p, float* o) {
   const int steps = static_cast<int>(x.o_stride / kRowStep);
-  for_row_tiles(x.rows.count, kRowOutputQueries, [&](int first, int count) {
-    output_run_of<T>(count, run_of<T>(run, first), PackedRows{p + first * kChunkWords, kChunkWords}, steps,
-                     o + first * x.o_stride, x.o_stride);
+  for_row_tiles(x.rows.count, kRowOutputQueries, [&](int first, int count, int tile, int tiles) {
+    output_run_of<T>(count, run_of<T>(run, tile, tiles), PackedRows{p + first * kChunkWords, kChunkWords},
+                     steps, o + first * x.o_stride, x.o_stride);
   });
 }
 
