@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests, step by step; called by build.sh, which has built and installed the package into .venv before.
 #
-#   tests/run.sh            all steps but aarch64
+#   tests/run.sh            all steps but aarch64 and soak
 #   tests/run.sh quick      release and python
 #   tests/run.sh STEP...    these; --list names them
 #
@@ -63,9 +63,15 @@ step_aarch64() {
   preset aarch64
 }
 
+# Not part of `all`: for the night. Ten minutes each with AddressSanitizer and with ThreadSanitizer.
+step_soak() {
+  export TILEFORMER_NIGHTLY_SECONDS=${TILEFORMER_NIGHTLY_SECONDS:-600}
+  preset asan-ubsan -R '^kv_cache_soak$' && preset tsan -R '^kv_cache_soak$'
+}
+
 case ${1-} in
   --list)
-    echo "${steps[@]} aarch64"
+    echo "${steps[@]} aarch64 soak"
     exit
     ;;
   quick) steps=(release python) ;;

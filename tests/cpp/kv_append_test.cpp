@@ -32,10 +32,14 @@ void expect_same(const AppendArgs& got, const AppendArgs& want) {
 void compare(const KvShape& shape, const KvTarget& on, Edge edge = Edge::end) {
   KvAppendProblem ours(shape, 3, edge), expected(shape, 3, edge);
   ASSERT_TRUE(append_kv_reference(expected.args));
-  const Status status = run_on(on, [&] { return append_kv(ours.args, serial_executor()); });
-  ASSERT_TRUE(status) << status.message();
-  expect_same(ours.args, expected.args);
-  EXPECT_TRUE(ours.tensors().clear_outputs()) << "wrote between rows";
+  for (kv_cache::Stream stream : {kv_cache::Stream::by_size, kv_cache::Stream::always}) {
+    kv_cache::force_stream(stream);
+    const Status status = run_on(on, [&] { return append_kv(ours.args, serial_executor()); });
+    kv_cache::force_stream(kv_cache::Stream::by_size);
+    ASSERT_TRUE(status) << status.message();
+    expect_same(ours.args, expected.args);
+    EXPECT_TRUE(ours.tensors().clear_outputs()) << "wrote between rows";
+  }
 }
 
 TEST(KvAppend, EveryPairOfDtypes) {
@@ -54,7 +58,7 @@ TEST(KvAppend, EveryDim) {
   for (const KvTarget& on : kv_targets()) {
     for (std::int64_t dim :
          {1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64, 80, 96, 127, 128, 192, 256, 575, 576}) {
-      for (DType to : {DType::bf16, DType::i8, DType::f8_e4m3, DType::f8_e5m2, DType::f16}) {
+      for (DType to : {DType::bf16, DType::i8, DType::f8_e4m3}) {
         for (Edge edge : {Edge::begin, Edge::end}) {
           SCOPED_TRACE(on.name + " dim " + std::to_string(dim) + " " + name_of(to));
           compare(

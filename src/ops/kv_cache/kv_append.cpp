@@ -84,7 +84,7 @@ Status run(KernelArgs& k, Executor& executor) {
   std::int64_t written = 0;
   for (int i = 0; i < k.tensors; ++i)
     written += k.tokens * k.heads * k.rows[i].dim * std::int64_t(size_of(k.rows[i].to_dtype));
-  k.stream = written >= static_cast<std::int64_t>(cpu_topology().l3 / 2);
+  k.stream = forced_stream() == Stream::always || written >= static_cast<std::int64_t>(cpu_topology().l3 / 2);
   k.tokens_per_item = blocks * kTokensPerBlock;
   std::int64_t next_token = 0;
   k.next_token = &next_token;

@@ -20,6 +20,7 @@ namespace {
 const Unit* const kUnits[] = {TF_FOR_EACH_UNIT(TF_ADDRESS)};
 
 thread_local const Unit* forced = nullptr;
+thread_local Stream streaming = Stream::by_size;
 
 }  // namespace
 
@@ -33,6 +34,9 @@ const Unit* find_unit(Isa isa, DType dtype) { return find_unit(unit_name(isa, dt
 
 void force_unit(const Unit* unit) { forced = unit; }
 const Unit* forced_unit() { return forced; }
+
+void force_stream(Stream stream) { streaming = stream; }
+Stream forced_stream() { return streaming; }
 
 }  // namespace kv_cache
 }  // namespace tileformer

@@ -16,4 +16,9 @@ const Unit* find_unit(const char* name);
 void force_unit(const Unit* unit);
 const Unit* forced_unit();
 
+// For tests: whether appends of this thread go past the caches, by their size or in any case.
+enum class Stream : std::uint8_t { by_size, always };
+void force_stream(Stream stream);
+Stream forced_stream();
+
 }  // namespace tileformer::kv_cache
