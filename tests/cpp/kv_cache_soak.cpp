@@ -192,7 +192,7 @@ class Worker {
     args.block_table = TensorView::dense(blocks.data(), DType::i32, {sequences, columns});
     args.key_lengths = TensorView::dense(lengths.data(), DType::i32, {sequences});
     args.causal = Causal::bottom_right;
-    require(attention_reference(args));
+    require(attention_forward(args, *executor_));
     for (std::int64_t n = 0; n < sequences; ++n)
       compare(args, n, l, batch[static_cast<std::size_t>(n)]->plain);
   }
@@ -224,9 +224,13 @@ class Worker {
                                                                : 5e-4;
     for_each_index(args.out, [&](const Index& at) {
       const double got = get(paged.out, {n, at[1], at[2], at[3]}), want = get(args.out, at);
-      require(std::abs(got - want) <= tolerance, std::string(name_of(paged.query.dtype)) + " query: got " +
-                                                     std::to_string(got) + ", not " + std::to_string(want) +
-                                                     ", of " + std::to_string(plain.length) + " tokens");
+      require(std::abs(got - want) <= tolerance,
+              std::to_string(queries) + " " + name_of(paged.query.dtype) + " queries, " +
+                  std::to_string(heads) + " heads on " + std::to_string(o.kv_heads) + ", keys " +
+                  name_of(o.key_dtype) + " " + std::to_string(o.dim) + ", values " + name_of(o.value_dtype) +
+                  " " + std::to_string(o.dim_v) + ", pages of " + std::to_string(o.page_size) + ", " +
+                  std::to_string(plain.length) + " tokens: got " + std::to_string(got) + ", not " +
+                  std::to_string(want));
     });
   }
 
