@@ -41,7 +41,7 @@ void live(PagedKVCache& cache, std::int64_t shared, const PlainSequence& shared_
   std::mt19937 random(seed);
   const auto below = [&](int n) { return std::uniform_int_distribution<int>(0, n - 1)(random); };
   const KvCacheOptions& o = cache.options();
-  for (int round = 0; round < 150; ++round) {
+  for (int round = 0; round < 100; ++round) {
     Lent held{-1, shared_plain};
     auto& [id, plain] = held;
     if (round % 4 == 0 || !exchange.take(&held)) {
