@@ -23,7 +23,8 @@ FLASH_ATTENTION = {
     # query, key, value, options, what the message has to contain
     "dtype_mix": (Q, KV.bfloat16(), KV, {}, ["key", "bfloat16", "float32"]),
     "integer_query": (Q.int(), KV.int(), KV.int(), {}, ["query", "int32"]),
-    "unknown_dtype": (Q.to(torch.int8), KV, KV, {}, ["query", "Char"]),
+    "page_dtype": (Q.to(torch.int8), KV, KV, {}, ["query", "int8", "float32"]),
+    "unknown_dtype": (Q.to(torch.uint8), KV, KV, {}, ["query", "Byte"]),
     "heads_do_not_divide": (Q[:, :3], KV, KV, {}, ["heads", "3", "2"]),
     "dim_mismatch": (Q, KV[..., :8], KV, {}, ["key", "8", "16"]),
     "key_value_lengths": (Q, KV, KV[:, :, :5], {}, ["value", "5", "9"]),
@@ -80,12 +81,8 @@ def test_varlen(name):
         assert word in str(caught.value)
 
 
-def test_varlen_block_table_and_ranks():
+def test_varlen_ranks():
     q, kv, cu = torch.randn(6, 4, 16), torch.randn(6, 2, 16), int32(0, 6)
-    with pytest.raises(NotImplementedError, match=r"block_table"):
-        tileformer.flash_attn_varlen_func(
-            q, kv, kv, cu, cu, 6, 6, block_table=torch.zeros(1, 1, dtype=torch.int32)
-        )
     with pytest.raises(ValueError, match=r"q has 4 dimensions.*total, heads, dim"):
         tileformer.flash_attn_varlen_func(q[None], kv, kv, cu, cu, 6, 6)
     with pytest.raises(ValueError, match=r"k has 3 dimensions.*batch, seq, heads, dim"):
