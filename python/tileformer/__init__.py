@@ -33,6 +33,7 @@ from tileformer.flash_attn_kvcache import flash_attn_with_kvcache
 from tileformer.integrations import register_with_transformers as _register_with_transformers
 from tileformer.kv_cache import CacheFull, PagedKVCache
 from tileformer.kv_step import Rotary
+from tileformer.merge_attention import merge_attention_states
 from tileformer.paged_attention import apply_rotary, paged_attention
 from tileformer.sdpa import disable, enable, enabled, scaled_dot_product_attention
 
@@ -58,6 +59,7 @@ __all__ = [
     "flash_attn_with_kvcache",
     "isa",
     "linear_cross_entropy",
+    "merge_attention_states",
     "paged_attention",
     "scaled_dot_product_attention",
     "show_config",

@@ -15,6 +15,7 @@ append = torch.ops.tileformer.kv_append_.default
 rotary = torch.ops.tileformer.rotary.default
 slots = torch.ops.tileformer.kv_slots.default
 copy_pages = torch.ops.tileformer.copy_pages_.default
+merge = torch.ops.tileformer.merge_attention_states.default
 _explain = torch.ops.tileformer.attention_paged_explain.default
 
 
@@ -73,3 +74,11 @@ def _(block_table: torch.Tensor, cache_seqlens: torch.Tensor, tokens: int, pages
 @torch.library.register_fake("tileformer::copy_pages_")
 def _(pools: list[torch.Tensor], copies: torch.Tensor) -> None:
     _check_devices(copies, *pools)
+
+
+@torch.library.register_fake("tileformer::merge_attention_states")
+def _(part_out: list[torch.Tensor], part_lse: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    _check_devices(*part_out, *part_lse)
+    out = part_out[0]
+    statistics = torch.float64 if out.dtype == torch.float64 else torch.float32
+    return _empty_like_layout(tuple(out.shape), out), out.new_empty(out.shape[:3], dtype=statistics)
