@@ -36,9 +36,11 @@ def merge_attention_states(
     lse as [tokens, heads], in base 2. Source: Milakov and Gimelshein, Online normalizer calculation (2018).
     """
     part_out, part_lse = list(part_out), list(part_lse)
+    if not part_out:
+        raise ValueError("part_out is empty; needed are 1 to 256 parts")
     for out, lse in zip(part_out, part_lse):
         refuse_gradients("merge_attention_states", part_out=out, part_lse=lse)
-    if part_out and part_out[0].dim() == 3:
+    if part_out[0].dim() == 3:
         merged, merged_lse = _paged_ops.merge([t[None] for t in part_out], [t[None] for t in part_lse])
         return merged[0], merged_lse[0]
     return _paged_ops.merge(part_out, part_lse)
