@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from tileformer import _C, _paged_ops
 from tileformer.kv_step import Rotary, Step
 from tileformer.paged_attention import paged_attention, refuse_gradients
+
+if TYPE_CHECKING:
+    from tileformer.integrations.model_cache import ModelCache
 
 CacheFull = _C.CacheFull
 
@@ -114,16 +117,24 @@ class PagedKVCache:
         num_pages: int | None = None,
         page_size: int = DEFAULT_PAGE_SIZE,
         dtype: torch.dtype | None = None,
-    ) -> PagedKVCache:
-        """A cache that fits a Hugging Face model: its layers, heads, dims and dtype.
+        value_dtype: torch.dtype | None = None,
+    ) -> ModelCache:
+        """The `cache` of a Hugging Face model's generate() or forward(), whose `pool` is a PagedKVCache of the
+        model's layers, heads and dims.
 
-        Give one of max_tokens, the tokens of all sequences together, and num_pages. dtype: default the
-        model's.
+        Size: num_pages, or max_tokens, the tokens of all sequences together; by default what half of the
+        available memory holds (only what is written is taken). dtype: default the model's. Raises ValueError
+        for a model whose layers one pool cannot serve.
         """
         from tileformer.integrations import paged_cache
 
         return paged_cache(
-            model, max_tokens=max_tokens, num_pages=num_pages, page_size=page_size, dtype=dtype
+            model,
+            max_tokens=max_tokens,
+            num_pages=num_pages,
+            page_size=page_size,
+            dtype=dtype,
+            value_dtype=value_dtype,
         )
 
     # Sequences

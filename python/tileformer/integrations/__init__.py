@@ -27,3 +27,10 @@ def _register() -> None:
         warnings.warn(
             f"attn_implementation='tileformer' is not available: {error}", RuntimeWarning, stacklevel=2
         )
+
+
+def paged_cache(model, **options):
+    """A cache of pages for a Hugging Face model, see PagedKVCache.for_model."""
+    from tileformer.integrations.model_cache import ModelCache
+
+    return ModelCache.for_model(model, **options)
