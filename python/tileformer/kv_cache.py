@@ -119,8 +119,8 @@ class PagedKVCache:
         dtype: torch.dtype | None = None,
         value_dtype: torch.dtype | None = None,
     ) -> ModelCache:
-        """The `cache` of a Hugging Face model's generate() or forward(), whose `pool` is a PagedKVCache of the
-        model's layers, heads and dims.
+        """The `cache` of a Hugging Face model's generate() or forward(). Its `pool` is a PagedKVCache with
+        the layers, heads and dims of the model.
 
         Size: num_pages, or max_tokens, the tokens of all sequences together; by default what half of the
         available memory holds (only what is written is taken). dtype: default the model's. Raises ValueError

@@ -137,8 +137,8 @@ class ModelCache(Cache):
         batch, attention = self._batch, kwargs.get("kwargs")
         if batch.pending is not None:
             raise RuntimeError(
-                f"layer {batch.pending} was given only its new keys, and its attention did not ask for the rest: "
-                "it is not that of attn_implementation='tileformer'. Results would be wrong; use another cache"
+                f"layer {batch.pending} was given only its new keys, and its attention asked for no others: "
+                "it is not attn_implementation='tileformer'. Results would be wrong; use another cache"
             )
         step = _LayerStep(batch, layer_idx)
         if attention is not None and self._config._attn_implementation == "tileformer":

@@ -55,7 +55,7 @@ class PagedBatch:
             self.columns += queries
         elif self.step is None or self.seen[layer] + queries != self.columns:
             raise RuntimeError(
-                f"layer {layer} holds {self.seen[layer]} tokens of {self.columns}: a forward was interrupted, "
+                f"layer {layer} holds {self.seen[layer]} tokens of {self.columns}: a forward was interrupted "
                 "or the model calls its layers another number of times; cache.reset() empties the cache"
             )
         self.seen[layer] = self.columns
@@ -117,7 +117,7 @@ class PagedBatch:
         return full.unflatten(0, (query.shape[0], -1)).transpose(1, 2)
 
     def _own_mask(self, mask: torch.Tensor, step: BatchStep) -> torch.Tensor:
-        """A mask over columns, [batch | 1, heads | 1, queries | 1, columns], as one over each row's own keys."""
+        """A mask [batch | 1, heads | 1, queries | 1, columns] as one over each row's own keys."""
         if step.mask is not None and step.mask[0] is mask:
             return step.mask[1]
         own = mask
