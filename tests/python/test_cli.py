@@ -16,8 +16,8 @@ from tileformer.cli.progress import step
 
 CLOSING_LINE = re.compile(
     r"(\d+) prompt \+ (\d+) new tokens \| prefill [\d.]+ tok/s \| decode ([\d.]+ tok/s|none) \| "
-    r"(tileformer|sdpa|eager) attention \| ISA \w+ \| (float32|bfloat16|float16) \| \d+ threads? \| "
-    r"peak memory \d+ MiB"
+    r"(tileformer|sdpa|eager) attention \| (?:paged|dynamic) cache \| ISA \w+ \| "
+    r"(float32|bfloat16|float16) \| \d+ threads? \| peak memory \d+ MiB"
 )
 
 
@@ -66,6 +66,21 @@ def test_generate_answers_and_closes_with_the_figures(tiny, capsys, attention):
     assert 1 <= int(figures[2]) <= 12
     assert len(out.splitlines()) >= 3  # answer, empty line, figures
     assert "ready in" in err
+
+
+def test_the_cache_is_paged_unless_another_is_wanted(tiny, capsys):
+    answers = []
+    for options, cache in (
+        ([], "paged"),
+        (["--cache", "paged"], "paged"),
+        (["--cache", "dynamic"], "dynamic"),
+        (["--attn", "sdpa"], "dynamic"),
+    ):
+        assert main(["generate", "--model", tiny, "--max-new-tokens", "12", *options, "Hello"]) == 0
+        answer, _, line = capsys.readouterr().out.rpartition("\n\n")
+        answers.append(answer)
+        assert f"| {cache} cache |" in line
+    assert len(set(answers)) == 1
 
 
 def test_every_attention_gives_the_same_answer(tiny, capsys):
@@ -203,6 +218,7 @@ def test_the_default_model_must_be_installed(capsys, monkeypatch):
     "arguments, message",
     [
         (["--compare", "--temperature", "1", "Hello"], "--compare is greedy"),
+        (["--cache", "paged", "--attn", "sdpa", "Hello"], "--attn sdpa reads no pages"),
         (["  "], "the prompt is empty"),
         (["word " * 300], "the model's context holds 256"),
     ],

@@ -1,11 +1,11 @@
-"""The command line: ``tileformer generate | train | bench | info``."""
+"""The command line: ``tileformer generate | serve-bench | train | bench | info``."""
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
 
-from tileformer.cli import bench, generate, info, train
+from tileformer.cli import bench, generate, info, serve_bench, train
 from tileformer.cli.errors import BAD_INPUT, INTERRUPTED, STOPPED, UsageError
 from tileformer.models.errors import ModelError
 from tileformer.training.errors import TrainingError, TrainingStopped
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Transformer operators for CPUs. Run a command with --help for its options.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for command in (generate, train, bench, info):
+    for command in (generate, serve_bench, train, bench, info):
         command.add_parser(commands)
     options, rest = parser.parse_known_args(arguments)
     if rest and not options.forwards_options:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tileformer.cli.progress import step
 from tileformer.cli.report import instruction_set, peak_memory_mib
-from tileformer.cli.session import ATTENTIONS, Session
+from tileformer.cli.session import ATTENTIONS, Session, cache_kind, new_cache
 from tileformer.models.generation import Generation, generate, stop_tokens
 
 # Each attention runs this often, in turn, and its best figures count: other work on the machine only ever
@@ -12,15 +12,22 @@ from tileformer.models.generation import Generation, generate, stop_tokens
 _ROUNDS = 2
 
 
-def run(session: Session, prompt: list[int], max_new_tokens: int) -> int:
+def run(session: Session, prompt: list[int], max_new_tokens: int, cache: str | None) -> int:
+    """cache: what tileformer's attention reads; the others have the model's own."""
     model, tokenizer = session.loaded.model, session.loaded.tokenizer
+    ours_reads = cache_kind(cache, model, ATTENTIONS[0])
     runs: dict[str, list[Generation]] = {attention: [] for attention in ATTENTIONS}
     for turn in range(_ROUNDS):
         for attention in ATTENTIONS:
             model.set_attn_implementation(attention)
+            kind = ours_reads if attention == ATTENTIONS[0] else "dynamic"
             with step(f"{attention}, run {turn + 1} of {_ROUNDS}"):
                 generation = generate(
-                    model, prompt, max_new_tokens=max_new_tokens, stop_tokens=stop_tokens(model, tokenizer)
+                    model,
+                    prompt,
+                    max_new_tokens=max_new_tokens,
+                    stop_tokens=stop_tokens(model, tokenizer),
+                    cache=new_cache(kind, model, len(prompt) + max_new_tokens),
                 )
             if generation.interrupted:
                 raise KeyboardInterrupt
@@ -32,7 +39,8 @@ def run(session: Session, prompt: list[int], max_new_tokens: int) -> int:
     for attention, generations in runs.items():
         print(_row(attention, generations, ours))
     print(
-        f"\n{len(prompt)} prompt tokens, best of {_ROUNDS} runs in turn | {session.dtype} | "
+        f"\n{len(prompt)} prompt tokens, best of {_ROUNDS} runs in turn | {ours_reads} cache for "
+        f"tileformer, dynamic for the others | {session.dtype} | "
         f"{session.threads} threads | peak memory {peak_memory_mib():.0f} MiB"
     )
     return 0

@@ -9,7 +9,7 @@ from tileformer.cli import compare
 from tileformer.cli import options as option_types
 from tileformer.cli.errors import INTERRUPTED, UsageError
 from tileformer.cli.report import closing_line
-from tileformer.cli.session import ATTENTIONS, Session, open_session
+from tileformer.cli.session import ATTENTIONS, CACHES, Session, cache_kind, new_cache, open_session
 from tileformer.models.generation import encode_prompt, generate, stop_tokens
 from tileformer.models.sampling import Sampling
 from tileformer.models.text_stream import TextStream
@@ -27,6 +27,12 @@ def add_parser(commands) -> None:
     )
     parser.add_argument(
         "--attn", choices=ATTENTIONS, default=ATTENTIONS[0], help="attention (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--cache",
+        choices=CACHES,
+        help="keys and values in pages, or in transformers' tensors that grow by copying "
+        "(default: paged with tileformer's attention)",
     )
     parser.add_argument(
         "--compare",
@@ -61,13 +67,13 @@ def run(options: argparse.Namespace) -> int:
     session = open_session(options, options.attn)
     tokens = encode_prompt(session.loaded.tokenizer, prompt, options.system)
     if options.compare:
-        return compare.run(session, tokens, options.max_new_tokens)
+        return compare.run(session, tokens, options.max_new_tokens, options.cache)
     return _answer(session, tokens, options)
 
 
 def _answer(session: Session, prompt: list[int], options: argparse.Namespace) -> int:
     model, tokenizer = session.loaded.model, session.loaded.tokenizer
-    text = TextStream(tokenizer)
+    text, cache = TextStream(tokenizer), cache_kind(options.cache, model, options.attn)
     generation = generate(
         model,
         prompt,
@@ -75,14 +81,15 @@ def _answer(session: Session, prompt: list[int], options: argparse.Namespace) ->
         stop_tokens=stop_tokens(model, tokenizer),
         sampling=Sampling(options.temperature, options.top_p, options.seed),
         on_token=lambda token: print(text.add(token), end="", flush=True),
+        cache=new_cache(cache, model, len(prompt) + options.max_new_tokens),
     )
     print(text.finish())
     if generation.interrupted:
         print("(interrupted)", file=sys.stderr)
-    print(
-        "\n" + closing_line(generation, attention=options.attn, dtype=session.dtype, threads=session.threads),
-        flush=True,
+    line = closing_line(
+        generation, attention=options.attn, cache=cache, dtype=session.dtype, threads=session.threads
     )
+    print(f"\n{line}", flush=True)
     return INTERRUPTED if generation.interrupted else 0
 
 

@@ -15,6 +15,18 @@ def positive_int(text: str) -> int:
     return value
 
 
+def span(text: str) -> tuple[int, int]:
+    """ "16:512", both inclusive, or one number."""
+    first, _, last = text.partition(":")
+    try:
+        low, high = int(first), int(last or first)
+    except ValueError:
+        low = high = 0
+    if not 1 <= low <= high:
+        raise argparse.ArgumentTypeError(f"{text!r} given, allowed are FROM:TO or one whole number, from 1")
+    return low, high
+
+
 def whole(text: str) -> int:
     try:
         value = int(text)

@@ -8,7 +8,7 @@ import tileformer
 from tileformer.models.generation import Generation
 
 
-def closing_line(generation: Generation, *, attention: str, dtype: str, threads: int) -> str:
+def closing_line(generation: Generation, *, attention: str, cache: str, dtype: str, threads: int) -> str:
     """Tokens, speeds, what computed them, and the most memory that the process held at any time."""
     decode = f"{generation.decode_speed:.1f} tok/s" if generation.decode_seconds else "none"
     return " | ".join(
@@ -17,6 +17,7 @@ def closing_line(generation: Generation, *, attention: str, dtype: str, threads:
             f"prefill {generation.prefill_speed:.1f} tok/s",
             f"decode {decode}",
             f"{attention} attention",
+            f"{cache} cache",
             f"ISA {instruction_set(attention)}",
             dtype,
             f"{threads} thread{'s' if threads > 1 else ''}",

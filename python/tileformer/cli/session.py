@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import tileformer
 from tileformer.cli.errors import UsageError
@@ -20,7 +21,11 @@ from tileformer.models.loading import LoadedModel, import_libraries, load_model,
 from tileformer.models.precision import resolve_dtype
 from tileformer.models.source import ModelSource, find_model
 
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedModel
+
 ATTENTIONS = ("tileformer", "sdpa", "eager")
+CACHES = ("paged", "dynamic")
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,26 @@ def open_session(options: argparse.Namespace, attention: str) -> Session:
     because = f" ({reason})" if reason else ""
     note(f"{source.name}, {dtype_name}{because}, ready in {perf_counter() - start:.1f} s")
     return Session(loaded=loaded, dtype=dtype_name, threads=torch.get_num_threads())
+
+
+def cache_kind(wanted: str | None, model: PreTrainedModel, attention: str) -> str:
+    """The cache, one of CACHES: what is wanted, otherwise pages where attention and model go with them.
+
+    Raises UsageError if pages are wanted and they do not.
+    """
+    from tileformer.integrations.model_sizes import why_not_paged
+
+    reason = why_not_paged(model)
+    if attention != ATTENTIONS[0]:
+        reason = f"--attn {attention} reads no pages"
+    if wanted == "paged" and reason is not None:
+        raise UsageError(f"--cache paged is not possible: {reason}; allowed is --cache dynamic")
+    return wanted or ("paged" if reason is None else "dynamic")
+
+
+def new_cache(kind: str, model: PreTrainedModel, tokens: int) -> Cache | None:
+    """An empty cache for one sequence of `tokens` at most; None: the model makes its own."""
+    return tileformer.PagedKVCache.for_model(model, max_tokens=tokens) if kind == "paged" else None
 
 
 def _cached_folder(source: ModelSource) -> Path | None:

@@ -17,6 +17,7 @@ the pages where they lie (batching_pages.py says what of transformers is replace
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -97,7 +98,7 @@ class ContinuousBatching:
                 f"max_tokens is {max_tokens}; allowed are whole numbers from page_size, {page_size}"
             )
         self.model = model
-        self.pages: BatchingPages | None = None  # set by the thread that serves
+        self.pages: BatchingPages | None = None  # as soon as it is entered
         self._num_pages = -(-max_tokens // page_size)
         self._page_size = page_size
         self._config = ContinuousBatchingConfig(
@@ -129,15 +130,18 @@ class ContinuousBatching:
             # Block tables for decode steps are switched off where there is no GPU, by this number being 0.
             if all(a.supports_block_table for a in self._allocator_types()):
                 manager.continuous_batching_config.max_blocks_per_request = self._num_pages
-            make = manager._create_batch_processor
+            make, made = manager._create_batch_processor, threading.Event()
 
             def make_with_pages():
                 processor = make()
                 self.pages = BatchingPages(processor.cache)
+                made.set()
                 return processor
 
             manager._create_batch_processor = make_with_pages
             manager.start()
+            while not made.wait(_POLL_SECONDS) and manager.is_running():
+                pass  # its thread makes the cache, or dies of it: submit() says so then
         except BaseException:
             config._attn_implementation = self._attention
             raise
@@ -250,8 +254,8 @@ def generate_batch(
     """Answers prompts (token ids) by continuous batching; the model is afterwards as it was.
 
     max_new_tokens: one number, or one for each prompt. on_tokens(i, tokens): called with the new tokens of
-    prompt i as they come. options: those of ContinuousBatching. Returns the answers in the order of prompts. Raises
-    RuntimeError where the model failed.
+    prompt i as they come. options: those of ContinuousBatching. Returns the answers in the order of prompts.
+    Raises RuntimeError where the model failed.
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     if len(limits) != len(prompts):

@@ -12,7 +12,7 @@ from tileformer.models.errors import ModelError
 from tileformer.models.sampling import GREEDY, Sampler, Sampling
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass
@@ -44,12 +44,13 @@ def generate(
     stop_tokens: Iterable[int] = (),
     sampling: Sampling = GREEDY,
     on_token: Callable[[int], None] = lambda token: None,
+    cache: Cache | None = None,
 ) -> Generation:
     """Continues ``prompt`` until a stop token, ``max_new_tokens`` or the end of the model's context.
 
-    A plain loop over forward(): the cache is the model's own, the timings hold the forward pass and the
-    choice of the token, but not ``on_token``. Ctrl-C ends it early with what there is. Raises ModelError for
-    a prompt that is empty or longer than the context.
+    A plain loop over forward() with an empty ``cache``, by default one of the model's own kind. The timings
+    hold the forward pass and the choice of the token, but not ``on_token``. Ctrl-C ends it early with what
+    there is. Raises ModelError for a prompt that is empty or longer than the context.
     """
     import torch
 
@@ -65,7 +66,7 @@ def generate(
     forward = _forward(model)
     try:
         with torch.inference_mode():
-            inputs, cache = torch.tensor([prompt]), None
+            inputs = torch.tensor([prompt])
             while True:
                 start = perf_counter()
                 logits, cache = forward(inputs, cache)
