@@ -21,14 +21,14 @@ from bench import compare, environment, loss_suite, memory_suite, peer_packages,
 from bench.contenders import PEERS
 from bench.runner import Runner
 from bench.suites import BACKWARD_SUITES, FORWARD_SUITES, SUITES
-from bench.summary import LOSS_SUITE, MEMORY_SUITES, TRAINING_SUITE
+from bench.summary import LOSS_SUITE, MEMORY_SUITES, SERVING_SUITE, TRAINING_SUITE
 from bench.table import heading, lines_of
 
 GROUPS = {
     "attention": [*FORWARD_SUITES, "memory", "published"],
     "attention_backward": [*BACKWARD_SUITES, "backward_memory"],
 }
-ALONE = [TRAINING_SUITE, LOSS_SUITE]  # long ones, which run only by name
+ALONE = [TRAINING_SUITE, LOSS_SUITE, SERVING_SUITE]  # long ones, which run only by name
 NAMES = [name for group in GROUPS.values() for name in group] + ALONE
 DEFAULT_OUTPUT = Path("build/bench")
 
@@ -46,7 +46,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--peers", default=",".join(PEERS), help="who takes part (default %(default)s)")
     parser.add_argument("--threads", type=int, help="of rows that do not say it themselves (default 1)")
     parser.add_argument("--seconds", type=float, help="time per row (default 2, with --full 8)")
-    parser.add_argument("--layers", type=int, help=f"of {TRAINING_SUITE}'s model (default 2, with --full 30)")
+    parser.add_argument(
+        "--layers",
+        type=int,
+        help=f"of the model of {TRAINING_SUITE} (default 2, with --full 30) and {SERVING_SUITE} (default 30)",
+    )
     parser.add_argument("--json", type=Path, help=f"results (default {DEFAULT_OUTPUT}/<time>-<isa>.json)")
     return parser
 
@@ -114,6 +118,20 @@ def _run_training(notes: list[str], full: bool, layers: int | None) -> dict[str,
     return {"points": points, "bars": [{**verdict.__dict__, "pass": verdict.passed} for verdict in verdicts]}
 
 
+def _run_serving(notes: list[str], full: bool, layers: int | None, threads: int | None) -> dict[str, Any]:
+    from bench import serving_suite  # transformers is needed for nothing else
+
+    print(f"\n{SERVING_SUITE}: {serving_suite.__doc__}")
+    points, verdicts = [], []
+    for group in serving_suite.run(serving_suite.cases(full, layers), threads, notes):
+        print("\n".join(serving_suite.lines_of(group)), flush=True)
+        points += group
+        verdicts += serving_suite.judge(group)
+    for verdict in verdicts:
+        print(f"  bar: {verdict}")
+    return {"points": points, "bars": [{**verdict.__dict__, "pass": verdict.passed} for verdict in verdicts]}
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Measures the chosen suites, prints them as they come, and writes one JSON file."""
     peers = [name for name in arguments.peers.split(",") if name]
@@ -129,6 +147,10 @@ def run(arguments: argparse.Namespace) -> int:
                 report[suite] = _run_loss(runner.notes, arguments.full, arguments.threads)
             elif suite == TRAINING_SUITE:
                 report[suite] = _run_training(runner.notes, arguments.full, arguments.layers)
+            elif suite == SERVING_SUITE:
+                report[suite] = _run_serving(
+                    runner.notes, arguments.full, arguments.layers, arguments.threads
+                )
             elif suite in MEMORY_SUITES:
                 report[suite] = _run_memory(suite, peers, runner.notes, arguments.full)
             else:
@@ -139,7 +161,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"\n{summary.shortfalls(report)}")
     if runner.notes:
         print("notes:\n  " + "\n  ".join(runner.notes))
-    suites = (*MEMORY_SUITES, TRAINING_SUITE, LOSS_SUITE)
+    suites = (*MEMORY_SUITES, TRAINING_SUITE, LOSS_SUITE, SERVING_SUITE)
     points = [point for suite in suites for point in report.get(suite, {}).get("points", [])]
     measured = report["rows"] or points
     if not measured:

@@ -186,7 +186,8 @@ def _table(report: dict[str, Any]) -> str:
         )
 
     speed, with_prompts = report["new_tokens_per_second"], report["tokens_per_second"]
-    unit = f"ISA {report['isa']}, {report['dtype']}, {report['threads']} threads"
+    threads = f"{report['threads']} thread{'s' if report['threads'] > 1 else ''}"
+    unit = f"ISA {report['isa']}, {report['dtype']}, {threads}"
     share = 100 * report["peak_pages"] / max(1, report["pages"])
     rows = {
         "requests": f"{report['finished']} of {report['requests']} finished in {report['seconds']:.1f} s",
