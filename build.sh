@@ -3,6 +3,7 @@
 #
 #   bash build.sh                      build and install into .venv, then a one-line proof that it works
 #   bash build.sh generate "prompt"    a real model answers (--help for its options)
+#   bash build.sh serve-bench          many prompts at once, and how fast (--help for its options)
 #   bash build.sh train                trains a model on text (--help for its options)
 #   bash build.sh test [part]          every test; part: quick, or one of the steps that `test --list` names
 #   bash build.sh bench [names]        benchmarks against the peers that are installed
@@ -129,6 +130,11 @@ case ${1-} in
     build
     shift
     exec "$python" -m tileformer generate "$@"
+    ;;
+  serve-bench)
+    build
+    shift
+    exec "$python" -m tileformer serve-bench "$@"
     ;;
   train)
     build

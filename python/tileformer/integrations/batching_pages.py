@@ -12,7 +12,7 @@ Layers with a sliding window are transformers' own business: their pages are a r
 keys overwrite old ones that its first queries still see, so at most a window of keys is copied there.
 
 Private names of transformers 5.24 that this touches are those methods, cache_allocators, layer_to_allocator,
-and of an allocator block_table, block_physical_stride, tokens_per_page, pool and _kv_page_views.
+and of an allocator block_table, block_physical_stride, tokens_per_page, num_blocks and _kv_page_views.
 """
 
 from __future__ import annotations
