@@ -151,6 +151,29 @@ def test_tokens_are_handed_out_as_they_come(models):
     assert seen == [answer.tokens for answer in answers]
 
 
+def test_a_request_that_is_cancelled(models):
+    model = models("llama")
+    with torch.no_grad(), ContinuousBatching(model, max_tokens=1024, **GREEDY) as server:
+        long = server.submit(prompts()[0], max_new_tokens=200)
+        short = server.submit(prompts()[1], max_new_tokens=20)
+        for request, _, _ in server.stream():
+            if request == long and len(server.answer(long).tokens) >= 3:
+                server.cancel(long)
+    assert server.answer(short).tokens == alone(model, prompts()[1], 20)
+    assert len(server.answer(long).tokens) < 200
+    with torch.no_grad(), server:  # once more
+        again = server.submit(prompts()[2], max_new_tokens=7)
+        list(server.stream())
+    assert server.answer(again).tokens == alone(model, prompts()[2], 7)
+
+
+def test_windows_count_their_pages(models):
+    with torch.no_grad(), ContinuousBatching(models("mistral"), max_tokens=1024, **GREEDY) as server:
+        server.submit(prompts()[1], max_new_tokens=3)
+        list(server.stream())
+        assert server.pages.num_pages > 0 and server.pages.peak_pages == 1  # a window of 6
+
+
 def test_an_error_in_between_puts_everything_back(models):
     model = models("llama")
     with pytest.raises(KeyboardInterrupt), ContinuousBatching(model, max_tokens=1024, **GREEDY) as server:

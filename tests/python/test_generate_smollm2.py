@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-import tileformer  # noqa: F401  (registers the attention)
+import tileformer
 from tileformer.models.conversion_cache import ConversionCache
 from tileformer.models.generation import encode_prompt, generate
 from tileformer.models.gguf import convert_gguf
@@ -40,7 +40,9 @@ def test_greedy_tokens_equal_those_of_eager_attention(smollm2, prompt):
         smollm2.model.set_attn_implementation(attention)
         # No stop token: the comparison goes on past the end of a short answer.
         answers.append(generate(smollm2.model, tokens, max_new_tokens=NEW_TOKENS).tokens)
-    assert answers[1] == answers[0]
+    cache = tileformer.PagedKVCache.for_model(smollm2.model, max_tokens=len(tokens) + NEW_TOKENS)
+    answers.append(generate(smollm2.model, tokens, max_new_tokens=NEW_TOKENS, cache=cache).tokens)
+    assert answers[2] == answers[1] == answers[0]
     assert len(answers[0]) == NEW_TOKENS
 
 

@@ -328,6 +328,11 @@ def test_a_forward_that_was_interrupted(models, monkeypatch):
     torch.testing.assert_close(model(prompts(), cache=cache).logits, model(prompts()).logits)
 
 
+def test_training_through_pages_is_refused(models):
+    with torch.enable_grad(), pytest.raises(RuntimeError, match="no_grad"):
+        models("llama")(prompts(), cache=cache_of(models("llama")))
+
+
 def test_the_default_size_is_a_share_of_the_memory(models):
     pool = tileformer.PagedKVCache.for_model(models("llama")).pool
     assert pool.num_pages > 1000 and pool.used_pages == 0

@@ -80,32 +80,37 @@ class BatchingPages:
     def __init__(self, cache: PagedAttentionCache) -> None:
         self._cache = cache
         self._step: _Step | None = None
+        self._counted_at: torch.Tensor | None = None  # the step, by the argument that is its key
         self._full = cache.cache_allocators.get(FULL_ATTENTION)
+        self._counted = self._full or next(iter(cache.cache_allocators.values()))
         self._pages: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.num_pages = self.peak_pages = 0
+        self.num_pages, self.peak_pages = self._counted.num_blocks, 0
         if self._full is not None:
             views = self._full._kv_page_views  # layer -> K, V [pages, page_size, kv_heads, dim]
             self._pages = {layer: tuple(t.transpose(1, 2) for t in kv) for layer, kv in views.items()}
-            self.num_pages = self._full.num_blocks
         self._copying_update = cache.update
         cache.update = self.update
         cache.extend_read_and_write_indices = self.extend_read_and_write_indices
 
     @property
     def used_pages(self) -> int:
-        """Pages of a layer that requests hold now; one that several share counts once."""
-        return 0 if self._full is None else len(set(chain.from_iterable(self._full.block_table.values())))
+        """Pages of a layer that requests hold now; one that several share counts once. Of a layer without a
+        window, if there is one.
+        """
+        return len(set(chain.from_iterable(self._counted.block_table.values())))
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer: int, kwargs: dict
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """key, value [1, kv_heads, tokens, dim] of all requests; kwargs: those of the attention function."""
         allocator = self._cache.layer_to_allocator[layer]
+        if kwargs["cu_seq_lens_q"] is not self._counted_at:
+            self._counted_at = kwargs["cu_seq_lens_q"]
+            self.peak_pages = max(self.peak_pages, self.used_pages)
         if allocator is not self._full:
             return self._copying_update(key, value, layer, kwargs)
         if self._step is None or self._step.key is not kwargs["cu_seq_lens_q"]:
             self._step = self._step_of(kwargs)
-            self.peak_pages = max(self.peak_pages, self.used_pages)
         kwargs["cu_seq_lens_k"] = kwargs["cu_seq_lens_k"][allocator.layer_type]
         kwargs["max_length_k"] = kwargs["max_length_k"][allocator.layer_type]
         kwargs["tileformer_pages"] = _LayerStep(self._step, self._pages[layer])

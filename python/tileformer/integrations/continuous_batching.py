@@ -120,6 +120,11 @@ class ContinuousBatching:
 
     def __enter__(self) -> ContinuousBatching:
         config = self.model.config
+        if getattr(self.model, "_cached_continuous_batching_manager", None) is not None:
+            raise RuntimeError(
+                "the model keeps a manager of its own (persistent_manager=True); "
+                "model.destroy_cached_continuous_batching_manager() lets go of it"
+            )
         self._attention = config._attn_implementation
         # The setter, not set_attn_implementation(), which would look for the package of that name.
         config._attn_implementation = _NAME
@@ -154,6 +159,7 @@ class ContinuousBatching:
             self._manager.destroy()
         finally:
             self._manager = None
+            self._running.clear()
             self.model.config._attn_implementation = self._attention
 
     def submit(self, prompt: Sequence[int], *, max_new_tokens: int, eos_token_id: int | None = None) -> str:
