@@ -87,6 +87,7 @@ class PageTable {
                      std::int64_t* pages) const;
   Status add_locked(const Sequence& source, std::int64_t length, std::int64_t* id);
   bool writes_shared_page(const Sequence& sequence, std::int64_t tokens) const;
+  std::int64_t free_locked() const;
   std::int32_t take_page();
   void drop_page(std::int32_t page);
 
@@ -94,9 +95,10 @@ class PageTable {
   mutable std::mutex mutex_;
   std::int64_t next_id_ = 0;
   Sequences sequences_;
-  std::vector<std::int32_t> holders_;  // [pages]: sequences that hold the page
-  // The page that was freed last goes first: it is the likeliest to be in a cache, and pages that were never
-  // used stay memory that the system has not given yet.
+  // Sequences that hold the page, for every page that was ever used.
+  std::vector<std::int32_t> holders_;
+  // Of those, the pages that are free now. The one that was freed last goes first: it is the likeliest to be
+  // in a cache. Pages that were never used go last: they stay memory that the system has not given yet.
   std::vector<std::int32_t> free_;
 };
 

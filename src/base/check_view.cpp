@@ -87,7 +87,8 @@ Status check_shape(const char* argument, const TensorView& view, const TensorVie
 Status check_like(const char* argument, const TensorView& view, DType dtype, const TensorView& like,
                   const char* layout) {
   if (Status s = check_view(argument, view, like.rank, layout); !s) return s;
-  if (view.dtype != dtype) return wrong(argument, std::string("dtype ") + name_of(view.dtype), name_of(dtype));
+  if (view.dtype != dtype)
+    return wrong(argument, std::string("dtype ") + name_of(view.dtype), name_of(dtype));
   return check_shape(argument, view, like, layout);
 }
 

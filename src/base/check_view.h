@@ -21,7 +21,8 @@ Status check_unit_stride(const char* argument, const TensorView& view);
 Status check_distinct(const char* argument, const TensorView& view);
 
 // The sizes of `expected`; nothing else of it matters.
-Status check_shape(const char* argument, const TensorView& view, const TensorView& expected, const char* layout);
+Status check_shape(const char* argument, const TensorView& view, const TensorView& expected,
+                   const char* layout);
 
 // As `like`, in dtype and shape.
 Status check_like(const char* argument, const TensorView& view, DType dtype, const TensorView& like,

@@ -283,6 +283,10 @@ TEST(PageTable, RefusesWrongArguments) {
   EXPECT_TRUE(table->verify());
 }
 
+TEST(PageTable, TheLargestPoolCostsNothing) {
+  EXPECT_EQ(make_table(2147483647, 256)->free_pages(), 2147483647);
+}
+
 TEST(PageTable, NoPagesAndNothingToDo) {
   const auto table = make_table(0, 256);
   std::int64_t id = -1, columns = -1;

@@ -1,8 +1,6 @@
 #include "tileformer/page_table.h"
 
 #include <algorithm>
-#include <limits>
-#include <new>
 #include <string>
 
 #include "base/check_view.h"
@@ -42,24 +40,18 @@ Status check_tokens(std::span<const std::int64_t> ids, std::span<const std::int6
 
 Status PageTable::create(std::int64_t pages, std::int64_t page_size, std::unique_ptr<PageTable>* table) {
   if (Status s = kv_cache::check_pool(pages, page_size); !s) return s;
-  try {
-    table->reset(new PageTable(pages, page_size));
-  } catch (const std::bad_alloc&) {
-    return Status::out_of_memory("pages: got " + std::to_string(pages) +
-                                 ", for whose bookkeeping the system has no memory");
-  }
+  table->reset(new PageTable(pages, page_size));
   return Status::ok();
 }
 
-PageTable::PageTable(std::int64_t pages, std::int64_t page_size) : pages_(pages), page_size_(page_size) {
-  holders_.resize(static_cast<std::size_t>(pages));
-  free_.resize(static_cast<std::size_t>(pages));
-  for (std::size_t i = 0; i < free_.size(); ++i) free_[i] = static_cast<std::int32_t>(free_.size() - 1 - i);
-}
+PageTable::PageTable(std::int64_t pages, std::int64_t page_size) : pages_(pages), page_size_(page_size) {}
 
+std::int64_t PageTable::free_locked() const {
+  return pages_ - static_cast<std::int64_t>(holders_.size()) + static_cast<std::int64_t>(free_.size());
+}
 std::int64_t PageTable::free_pages() const {
   const std::lock_guard lock(mutex_);
-  return static_cast<std::int64_t>(free_.size());
+  return free_locked();
 }
 std::int64_t PageTable::used_pages() const { return pages_ - free_pages(); }
 std::int64_t PageTable::sequences() const {
@@ -85,6 +77,10 @@ Status PageTable::find_all(std::span<const std::int64_t> ids, std::vector<const 
 }
 
 std::int32_t PageTable::take_page() {
+  if (free_.empty()) {
+    holders_.push_back(1);
+    return static_cast<std::int32_t>(holders_.size() - 1);
+  }
   const std::int32_t page = free_.back();
   free_.pop_back();
   holders_[static_cast<std::size_t>(page)] = 1;
@@ -175,7 +171,7 @@ Status PageTable::extend(std::span<const std::int64_t> ids, std::span<const std:
   if (static_cast<std::int64_t>(slots.size()) != total)
     return wrong("slots", std::to_string(slots.size()) + " elements",
                  std::to_string(total) + ", one for each new token");
-  const auto available = static_cast<std::int64_t>(free_.size());
+  const std::int64_t available = free_locked();
   if (needed > available)
     return Status::out_of_memory("tokens: got " + std::to_string(total) + ", which need " +
                                  std::to_string(needed) + " pages, expected at most " +
@@ -270,15 +266,15 @@ Status PageTable::verify() const {
   }
   if (holders != holders_) return Status::invalid("a page has other holders than were counted");
   for (std::int32_t page : free_) --holders[static_cast<std::size_t>(page)];
-  // Now a free page has -1, all others have their holders: 0 is a lost page, and -2 one that is free twice.
-  std::int64_t available = 0;
+  // Now a free page has -1, all others have their holders.
   for (std::size_t page = 0; page < holders.size(); ++page) {
-    if (holders[page] == 0) return Status::invalid("page " + std::to_string(page) + " is lost");
-    if (holders[page] < -1 || (holders[page] == -1) != (holders_[page] == 0))
+    if (holders_[page] == 0 && holders[page] == 0)
+      return Status::invalid("page " + std::to_string(page) + " is lost");
+    if (holders[page] != (holders_[page] == 0 ? -1 : holders_[page]))
       return Status::invalid("page " + std::to_string(page) + " is free twice, or free and held");
-    available += holders[page] == -1;
   }
-  if (available != static_cast<std::int64_t>(free_.size())) return Status::invalid("a free page is held");
+  if (static_cast<std::int64_t>(holders_.size()) > pages_)
+    return Status::invalid("more pages are used than there are");
   return Status::ok();
 }
 
