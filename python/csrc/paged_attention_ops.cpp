@@ -1,6 +1,8 @@
 // torch.ops.tileformer.attention_paged: attention over keys and values that lie in the pages of a pool.
 //
 // attention_paged          -> (out, lse); lse is empty unless return_lse. No autograd formula: for inference.
+//                             query may be [tokens, heads, dim] with cu_seqlens_query: views made in Python
+//                             would cost as much as a short call.
 // attention_paged_explain  -> the plan, as explanation.h says; computes nothing.
 #include <torch/csrc/stable/library.h>
 
@@ -57,10 +59,9 @@ class PagedAttentionCall {
   // adjacent in memory.
   void bind() {
     if (copies_query()) query_ = torch::stable::contiguous(query_);
-    args_.query = view_of(query_, "query");
+    args_.query = query_view();
     args_.key = view_of(key_pages_, "key_pages");
     args_.value = view_of(value_pages_, "value_pages");
-    need_rank_4(args_.query, "query", "[batch, heads, seq, dim]");
     need_rank_4(args_.key, "key_pages", "[pages, kv_heads, page_size, dim]");
     need_rank_4(args_.value, "value_pages", "[pages, kv_heads, page_size, dim_v]");
     args_.block_table = view_of(block_table_, "block_table");
@@ -75,11 +76,21 @@ class PagedAttentionCall {
     args_.query_offset = optional_view(query_offset_, "query_offset");
 
     const auto& q = args_.query.shape;
+    const std::int64_t dim_v = args_.value.shape[3];
     const DType statistics = args_.query.dtype == DType::f64 ? DType::f64 : DType::f32;
-    out = empty_like_layout({q[0], q[1], q[2], args_.value.shape[3]}, query_);
-    args_.out = view_of(out, "out");
-    lse = return_lse_ ? empty_dense({q[0], q[1], q[2]}, statistics) : empty_dense({0}, statistics);
-    if (return_lse_) args_.lse = view_of(lse, "lse");
+    if (tokens_first_) {
+      out = empty_dense({q[2], q[1], dim_v}, args_.query.dtype);
+      args_.out = batch_of_one(view_of(out, "out"));
+    } else {
+      out = empty_like_layout({q[0], q[1], q[2], dim_v}, query_);
+      args_.out = view_of(out, "out");
+    }
+    if (!return_lse_) {
+      lse = empty_dense({0}, statistics);
+      return;
+    }
+    lse = tokens_first_ ? empty_dense({q[1], q[2]}, statistics) : empty_dense({q[0], q[1], q[2]}, statistics);
+    args_.lse = TensorView::dense(lse.mutable_data_ptr(), statistics, {q[0], q[1], q[2]});
   }
 
   void run() {
@@ -98,6 +109,21 @@ class PagedAttentionCall {
   Tensor out, lse;
 
  private:
+  // [tokens, heads, dim] as [1, heads, tokens, dim].
+  static TensorView batch_of_one(const TensorView& view) {
+    TensorView batch(view.data, view.dtype, {1, view.shape[1], view.shape[0], view.shape[2]},
+                     {0, view.stride[1], view.stride[0], view.stride[2]});
+    return batch;
+  }
+
+  TensorView query_view() {
+    const TensorView view = view_of(query_, "query");
+    tokens_first_ = view.rank == 3 && given(cu_seqlens_query_);
+    if (tokens_first_) return batch_of_one(view);
+    need_rank_4(view, "query", "[batch, heads, seq, dim]; or [tokens, heads, dim] with cu_seqlens_query");
+    return view;
+  }
+
   static void need_rank_4(const TensorView& view, const char* name, const char* layout) {
     if (view.rank != 4)
       throw std::invalid_argument(std::string(name) + " has " + std::to_string(view.rank) +
@@ -108,7 +134,7 @@ class PagedAttentionCall {
   Tensor query_, key_pages_, value_pages_, block_table_, key_lengths_;
   std::optional<Tensor> key_scale_, value_scale_, cu_seqlens_query_, attn_mask_, sinks_, alibi_slopes_,
       key_range_, query_offset_;
-  bool return_lse_;
+  bool return_lse_, tokens_first_ = false;
 };
 
 void attention_paged_op(StableIValue* stack, std::uint64_t, std::uint64_t) {

@@ -34,15 +34,20 @@ def fake_attention(
     *options,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _check_devices(query, key_pages, value_pages, block_table, key_lengths, *options)
+    tokens_first = query.dim() == 3 and len(options) > 2 and options[2] is not None
     for name, tensor, layout in (
-        ("query", query, "[batch, heads, seq, dim]"),
+        ("query", query, "[batch, heads, seq, dim]; or [tokens, heads, dim] with cu_seqlens_query"),
         ("key_pages", key_pages, "[pages, kv_heads, page_size, dim]"),
         ("value_pages", value_pages, "[pages, kv_heads, page_size, dim_v]"),
     ):
-        if tensor.dim() != 4:
+        if tensor.dim() != 4 and not (tensor is query and tokens_first):
             raise ValueError(f"{name} has {tensor.dim()} dimensions; needed are 4, {layout}")
     return_lse = len(options) > 13 and options[13]
     statistics = torch.float64 if query.dtype == torch.float64 else torch.float32
+    if tokens_first:
+        tokens, heads, _ = query.shape
+        lse = query.new_empty((heads, tokens) if return_lse else 0, dtype=statistics)
+        return query.new_empty(tokens, heads, value_pages.shape[3]), lse
     return (
         _empty_like_layout((*query.shape[:3], value_pages.shape[3]), query),
         query.new_empty(query.shape[:3] if return_lse else 0, dtype=statistics),

@@ -91,14 +91,6 @@ def paged_attention(
         sinks=sinks,
         alibi_slopes=alibi_slopes,
     )
-    packed = cu_seqlens_query is not None
-    if packed:
-        if query.dim() != 3:
-            raise ValueError(
-                f"query has {query.dim()} dimensions; with cu_seqlens_query needed are 3, "
-                "[tokens, heads, dim]"
-            )
-        query = query.transpose(0, 1).unsqueeze(0)
     out, lse = _paged_ops.attention(
         query,
         key_pages,
@@ -120,9 +112,6 @@ def paged_attention(
         query_offset,
         return_lse,
     )
-    if packed:
-        out = out.squeeze(0).transpose(0, 1)
-        return (out, lse.squeeze(0)) if return_lse else out
     return (out, lse) if return_lse else out
 
 

@@ -496,7 +496,7 @@ def test_opcheck():
     check(OPS.kv_slots.default, (step.block_table, torch.tensor([1, 2], dtype=torch.int32), 4, 4, 16))
     check(OPS.copy_pages_.default, ([dense, dense.clone()], torch.tensor([[0, 1, 16], [2, 3, 5]])))
     paged = (
-        query.transpose(0, 1)[None],
+        query,
         *pages[:2],
         step.block_table,
         step.key_lengths,
@@ -506,6 +506,10 @@ def test_opcheck():
     check(OPS.attention_paged.default, paged)
     options = (None, 0.3, 2, 5, 0, 2.0, torch.rand(HEADS), torch.rand(HEADS), None, None, True)
     check(OPS.attention_paged.default, (*paged, *options))
+    check(
+        OPS.attention_paged.default,
+        (query.view(2, 4, HEADS, DIM).transpose(1, 2), *paged[1:7], None, *options),
+    )
 
 
 @pytest.mark.slow

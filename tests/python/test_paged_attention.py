@@ -266,15 +266,8 @@ ERRORS = {
         dict(key_range=torch.tensor([[0, 21], [0, 1]], dtype=torch.int32)),
         ["key_range", "21", "20"],
     ),
-    "packed_rank": (
-        QUERY,
-        POOL,
-        POOL,
-        TABLE,
-        LENGTH,
-        dict(cu_seqlens_query=LENGTH),
-        ["query", "4", "[tokens, heads, dim]"],
-    ),
+    "packed_batch": (QUERY, POOL, POOL, TABLE, LENGTH, dict(cu_seqlens_query=LENGTH), ["query", "batch 2"]),
+    "packed_without_offsets": (QUERY[0], POOL, POOL, TABLE, LENGTH, {}, ["[tokens, heads, dim] with cu_seq"]),
 }
 
 
