@@ -75,7 +75,7 @@ TF_EMULATED simde__m512 tf_cvtepi32_ps(simde__m512i x) {
 
 #undef _mm512_shuffle_f32x4
 #define _mm512_shuffle_f32x4(a, b, order) \
-  simde_mm512_castsi512_ps(              \
+  simde_mm512_castsi512_ps(               \
       simde_mm512_shuffle_i32x4(simde_mm512_castps_si512(a), simde_mm512_castps_si512(b), order))
 
 TF_EMULATED simde__m512i tf_srai_epi32(simde__m512i x, unsigned bits) {

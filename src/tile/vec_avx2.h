@@ -204,6 +204,26 @@ TF_INLINE void join_pair(F (&x)[2], BF16) {
   x[1] = _mm256_permute2f128_ps(low, high, 0x31);
 }
 
+// 16-bit whole numbers: a lane is a pair, the sum of a pair's products has 32 bits.
+// 2 * kVecLanes neighbours.
+TF_INLINE I load_shorts(const std::int8_t* p) {
+  return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+// The pairs (a[i], b[i]) of 2 * kVecLanes columns.
+TF_INLINE void load_short_pairs(const std::int8_t* a, const std::int8_t* b, I (&x)[2]) {
+  const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a)),
+                second = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b));
+  x[0] = _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(first, second));
+  x[1] = _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(first, second));
+}
+TF_INLINE I multiply_add_pairs(I sum, I a, I b) { return add_int(sum, _mm256_madd_epi16(a, b)); }
+// kVecLanes numbers, rounded; |x| < 2^15.
+TF_INLINE void store_shorts(std::int16_t* p, F x) {
+  const I whole = _mm256_cvtps_epi32(x);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1)));
+}
+
 // Units of 16 lanes take V in halves (words_fp32.h).
 template <class E, class T>
 TF_INLINE F load_half_elements(const E* p, T) {

@@ -230,6 +230,26 @@ TF_INLINE void permute_pair(F (&x)[2], const std::int32_t* first, const std::int
 TF_INLINE void split_pair(F (&x)[2], BF16) { permute_pair(x, kEvenOfPair, kOddOfPair); }
 TF_INLINE void join_pair(F (&x)[2], BF16) { permute_pair(x, kLowOfPair, kHighOfPair); }
 
+// 16-bit whole numbers: a lane is a pair, the sum of a pair's products has 32 bits.
+// 2 * kVecLanes neighbours.
+TF_INLINE I load_shorts(const std::int8_t* p) {
+  return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+// The pairs (a[i], b[i]) of 2 * kVecLanes columns.
+TF_INLINE void load_short_pairs(const std::int8_t* a, const std::int8_t* b, I (&x)[2]) {
+  TF_UNROLL for (int i = 0; i < 2; ++i) {
+    const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a + 16 * i)),
+                  second = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b + 16 * i));
+    x[i] = _mm512_cvtepi8_epi16(_mm256_inserti128_si256(
+        _mm256_castsi128_si256(_mm_unpacklo_epi8(first, second)), _mm_unpackhi_epi8(first, second), 1));
+  }
+}
+TF_INLINE I multiply_add_pairs(I sum, I a, I b) { return add_int(sum, _mm512_madd_epi16(a, b)); }
+// kVecLanes numbers, rounded; |x| < 2^15.
+TF_INLINE void store_shorts(std::int16_t* p, F x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x)));
+}
+
 // Eight elements in the low half.
 TF_INLINE F load_half_elements(const float* p, F32) { return _mm512_castps256_ps512(_mm256_loadu_ps(p)); }
 TF_INLINE F load_half_elements(const std::uint16_t* p, F16) {

@@ -226,6 +226,33 @@ TF_INLINE void split_pair(F (&)[2], T) {}
 template <class T>
 TF_INLINE void join_pair(F (&)[2], T) {}
 
+// 16-bit whole numbers: a lane is a pair, the sum of a pair's products has 32 bits.
+typedef std::int16_t Shorts __attribute__((vector_size(4 * TF_GENERIC_LANES)));
+// 2 * kVecLanes neighbours.
+TF_INLINE I load_shorts(const std::int8_t* p) {
+  Shorts x;
+  TF_UNROLL for (int i = 0; i < 2 * kVecLanes; ++i) x[i] = p[i];
+  return reinterpret_cast<I>(x);
+}
+// The pairs (a[i], b[i]) of 2 * kVecLanes columns.
+TF_INLINE void load_short_pairs(const std::int8_t* a, const std::int8_t* b, I (&x)[2]) {
+  Shorts pairs[2];
+  TF_UNROLL for (int i = 0; i < 2 * kVecLanes; ++i) {
+    pairs[i / kVecLanes][2 * (i % kVecLanes)] = a[i];
+    pairs[i / kVecLanes][2 * (i % kVecLanes) + 1] = b[i];
+  }
+  TF_UNROLL for (int i = 0; i < 2; ++i) x[i] = reinterpret_cast<I>(pairs[i]);
+}
+TF_INLINE I multiply_add_pairs(I sum, I a, I b) {
+  const I low = ((a << 16) >> 16) * ((b << 16) >> 16), high = (a >> 16) * (b >> 16);
+  return add_int(sum, add_int(low, high));
+}
+// kVecLanes numbers, rounded; |x| < 2^15.
+TF_INLINE void store_shorts(std::int16_t* p, F x) {
+  const F whole = round(x);
+  TF_UNROLL for (int i = 0; i < kVecLanes; ++i) p[i] = static_cast<std::int16_t>(whole[i]);
+}
+
 // Units of 16 lanes take V in halves (words_fp32.h).
 template <class E, class T>
 TF_INLINE F load_half_elements(const E* p, T) {

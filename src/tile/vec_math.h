@@ -6,6 +6,8 @@ namespace tileformer::TILEFORMER_UNIT {
 inline constexpr float kLog2E = 1.44269504f;
 inline constexpr float kLn2 = 0.69314718f;
 inline constexpr float kInfinity = __builtin_inff();
+inline constexpr float kNaN = __builtin_nanf("");
+inline constexpr float kLargestShort = 32767;  // of 16-bit whole numbers
 
 // log2(x) for normal x > 0, absolute error 1e-7 beside |log2 x| * 6e-8. The mantissa is brought to [2/3, 4/3)
 // and log(m) taken as 2 artanh((m - 1) / (m + 1)), whose series in s^2 <= 0.04 needs five terms.

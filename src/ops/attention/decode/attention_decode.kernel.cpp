@@ -144,12 +144,10 @@ TF_NOINLINE void attend_chunk(const Decode& d, const Place& here, std::int64_t h
   const Word* query = x.query + head * x.rows.count * x.query_words;
   for_runs(a.key, a.dim, chunk, keys, first_value, keys_ahead, x.key_run, d.key.copy,
            [&](const Run& run, int first) { d.key.scores(run, x, query, x.scores + first); });
-  row_probabilities(a, d.options, x, d.s, chunk, state);
+  row_probabilities(a, d.options, x, d.s, chunk, x.query_scales + head * x.rows.count, d.value.whole, state);
   if (TF_UNLIKELY(careful)) return careful_outputs(d, chunk, head, state);
   for_runs(a.value, a.dim_v, chunk, values, next_key, values_ahead, x.value_run, d.value.copy,
-           [&](const Run& run, int first) {
-             d.value.outputs(run, x, x.probabilities + first / kElementsPerWord, state.o);
-           });
+           [&](const Run& run, int first) { d.value.outputs(run, x, first, state.o); });
 }
 
 TF_NOINLINE bool all_finite(const DecodeScratch& x, const RowState& s) {
@@ -197,7 +195,8 @@ TF_NOINLINE void attend_split(const Decode& d, const SplitKeys& keys, const Spli
     here = after;
   }
   for (std::int64_t h = 0; h < d.item.heads; ++h) {
-    if (TF_LIKELY(all_finite(d.x, d.x.state(h)))) continue;
+    // Codes are finite: there only a row that sees what is not is NaN.
+    if (d.value.whole || TF_LIKELY(all_finite(d.x, d.x.state(h)))) continue;
     clear_state(d.x, d.x.state(h));
     for (std::int64_t first = keys.begin; first < keys.end; first += kChunkKeys)
       attend_chunk(d, place_at(d, first, keys.end), h, nullptr, 0, true);
@@ -334,7 +333,8 @@ TF_NOINLINE void run_item(const KernelArgs& a, const ScoreOptions& options, Deco
       const char* q =
           static_cast<const char*>(a.query.data) +
           (s.batch * a.query.batch + head * a.query.head + query * a.query.row) * a.query.element_size;
-      d.key.pack_query(q, a.dim, query_factor(a), x.query + (h * x.rows.count + r) * x.query_words);
+      const std::int64_t place = h * x.rows.count + r;
+      x.query_scales[place] = d.key.pack_query(q, a.dim, query_factor(a), x.query + place * x.query_words);
       if (alone) clear_joined(x.o_stride, x.joined(h) + r * row_floats);
     }
 

@@ -28,10 +28,12 @@ TF_INLINE bool begins_line(int step) {
   return kBytes >= kLineBytes || step / kSteps * kBytes % kLineBytes == 0;
 }
 
-// Rows of queries: packed words, `words` from row to row.
+// Rows of queries or probabilities: packed words, `words` from row to row. scale: of each row of whole
+// numbers.
 struct PackedRows {
   const Word* at;
   std::int64_t words;
+  const float* scale;
 };
 
 // Rows of K or V, `stride` elements apart, a multiple of kRunRows of them. Read later: `near`, what follows
@@ -53,14 +55,15 @@ template <class T, int Q>
 TF_NOINLINE void score_run(const RunOf<T>& run, PackedRows q, int steps, float* s, std::int64_t s_stride) {
   constexpr int kKeys = 4, kBlocks = kRunRows / kKeys, kParts = kVecLanes / kKeys;
   // One query has too few accumulators to hide their latency: one set for each vector of a step.
-  constexpr int kSets = Q == 1 ? kKeyStepWords : 1;
+  using Product = RowProduct<T>;
+  constexpr int kWords = Product::kKeyWords, kSets = Q == 1 ? kWords : 1;
   const std::int64_t stride = run.stride;
   for (int first = 0; first < run.count; first += kRunRows, s += kRunRows) {
     F sums[Q][kParts];
     TF_UNROLL for (int b = 0; b < kBlocks; ++b) {
-      F acc[kSets][Q][kKeys];
+      typename Product::Sum acc[kSets][Q][kKeys];
       TF_UNROLL for (int i = 0; i < kSets; ++i) TF_UNROLL for (int r = 0; r < Q; ++r)
-          TF_UNROLL for (int j = 0; j < kKeys; ++j) acc[i][r][j] = zero();
+          TF_UNROLL for (int j = 0; j < kKeys; ++j) acc[i][r][j] = Product::nothing();
       const std::int64_t at = (first + b * kKeys) * stride;
       const auto* rows = run.rows + at;
       // Near: kRunRows rows further, and behind the last ones what follows the run.
@@ -68,7 +71,7 @@ TF_NOINLINE void score_run(const RunOf<T>& run, PackedRows q, int steps, float* 
           first + kRunRows < run.count ? rows + kRunRows * stride : run.near + b * kKeys * stride;
       const bool goes_near = run.prefetches_near(), goes_far = run.prefetches_far(first + b * kKeys);
       const Word* query = q.at;
-      TF_NO_UNROLL for (int c = 0; c < steps; ++c, query += kKeyStepWords * kVecLanes) {
+      TF_NO_UNROLL for (int c = 0; c < steps; ++c, query += kWords * kVecLanes) {
         if (begins_line<T>(c)) {
           if (goes_near)
             TF_UNROLL for (int j = 0; j < kKeys; ++j)
@@ -77,20 +80,23 @@ TF_NOINLINE void score_run(const RunOf<T>& run, PackedRows q, int steps, float* 
             TF_UNROLL for (int j = 0; j < kKeys; ++j)
                 prefetch_steps<T>(run.far + at + j * stride + c * kRowStep, false);
         }
-        TF_UNROLL for (int w = 0; w < kKeyStepWords; ++w) {
-          Words x[Q];
-          TF_UNROLL for (int r = 0; r < Q; ++r) x[r] = load_words(query + r * q.words + w * kVecLanes);
+        TF_UNROLL for (int w = 0; w < kWords; ++w) {
+          typename Product::Vector x[Q];
+          TF_UNROLL for (int r = 0; r < Q; ++r) x[r] = Product::packed(query + r * q.words + w * kVecLanes);
           TF_UNROLL for (int j = 0; j < kKeys; ++j) {
-            const Words key = load_key_words<T>(rows + j * stride + c * kRowStep, w);
+            const auto key = Product::key(rows + j * stride + c * kRowStep, w);
             TF_UNROLL for (int r = 0; r < Q; ++r) acc[w % kSets][r][j] =
-                multiply_add(acc[w % kSets][r][j], key, x[r]);
+                Product::multiply(acc[w % kSets][r][j], key, x[r]);
           }
         }
       }
       TF_UNROLL for (int r = 0; r < Q; ++r) {
-        if constexpr (kSets == 2)
-          TF_UNROLL for (int j = 0; j < kKeys; ++j) acc[0][r][j] = add(acc[0][r][j], acc[1][r][j]);
-        sums[r][b % kParts] = sum_of_four(acc[0][r][0], acc[0][r][1], acc[0][r][2], acc[0][r][3]);
+        F totals[kKeys];
+        TF_UNROLL for (int j = 0; j < kKeys; ++j) {
+          totals[j] = Product::total(acc[0][r][j]);
+          if constexpr (kSets == 2) totals[j] = add(totals[j], Product::total(acc[1][r][j]));
+        }
+        sums[r][b % kParts] = sum_of_four(totals[0], totals[1], totals[2], totals[3]);
         if (b % kParts == kParts - 1) store(s + r * s_stride + b / kParts * kVecLanes, join_sums(sums[r]));
       }
     }
@@ -117,34 +123,39 @@ TF_INLINE void output_steps(const RunOf<T>& run, PackedRows p, int step, float* 
   constexpr int kSharers = C * kRowStep < kAhead ? kAhead / (C * kRowStep) : 1;
   const int first_ahead = step / C % kSharers * (run.count / kSharers);
   o += at;
-  F acc[Q][2 * C];
-  TF_UNROLL for (int r = 0; r < Q; ++r) TF_UNROLL for (int j = 0; j < 2 * C; ++j) acc[r][j] =
-      load(o + r * o_stride + j * kVecLanes);
-  constexpr int kAtOnce = 4 / kElementsPerWord;
-  TF_NO_UNROLL for (int i = 0; i < run.count; i += 4) {
-    const bool goes_near = run.prefetches_near(), goes_far = run.prefetches_far(i);
-    TF_UNROLL for (int u = 0; u < kAtOnce; ++u) {
-      const int row = i + u * kElementsPerWord;
-      if (u % kSharers == 0) {
-        const std::int64_t place = (first_ahead + row / kSharers) * stride;
-        if (goes_near)
-          TF_UNROLL for (int e = 0; e < kElementsPerWord; ++e)
-              prefetch_steps<T, C>(near + place + e * stride, true);
-        if (goes_far)
-          TF_UNROLL for (int e = 0; e < kElementsPerWord; ++e)
-              prefetch_steps<T, C>(far + place + e * stride, false);
-      }
-      Words x[C][2];
-      TF_UNROLL for (int c = 0; c < C; ++c) load_value_step<T>(v + row * stride + c * kRowStep, stride, x[c]);
+  using Product = RowProduct<T>;
+  typename Product::Sum acc[Q][2 * C];
+  TF_UNROLL for (int r = 0; r < Q; ++r) TF_UNROLL for (int j = 0; j < 2 * C; ++j) {
+    if constexpr (Product::kWhole)
+      acc[r][j] = Product::nothing();
+    else
+      acc[r][j] = load(o + r * o_stride + j * kVecLanes);
+  }
+  constexpr int kAtOnce = 4, kRowsAhead = kSharers < kAtOnce ? kAtOnce / kSharers : 1;
+  TF_NO_UNROLL for (int i = 0; i < run.count; i += kAtOnce) {
+    const std::int64_t place = (first_ahead + i / kSharers) * stride;
+    if (run.prefetches_near())
+      TF_UNROLL for (int e = 0; e < kRowsAhead; ++e) prefetch_steps<T, C>(near + place + e * stride, true);
+    if (run.prefetches_far(i))
+      TF_UNROLL for (int e = 0; e < kRowsAhead; ++e) prefetch_steps<T, C>(far + place + e * stride, false);
+    TF_UNROLL for (int row = 0; row < kAtOnce; row += Product::kValueKeys) {
+      typename Product::Vector x[C][2];
+      TF_UNROLL for (int c = 0; c < C; ++c)
+          Product::value(v + (i + row) * stride + c * kRowStep, stride, x[c]);
       TF_UNROLL for (int r = 0; r < Q; ++r) {
-        const Words weight = broadcast_word(p.at + r * p.words + row / kElementsPerWord);
+        const auto weight = Product::weight(p.at + r * p.words + (i + row) / Product::kValueKeys);
         TF_UNROLL for (int c = 0; c < C; ++c) TF_UNROLL for (int j = 0; j < 2; ++j) acc[r][2 * c + j] =
-            multiply_add(acc[r][2 * c + j], weight, x[c][j]);
+            Product::multiply(acc[r][2 * c + j], weight, x[c][j]);
       }
     }
   }
-  TF_UNROLL for (int r = 0; r < Q; ++r) TF_UNROLL for (int j = 0; j < 2 * C; ++j)
-      store(o + r * o_stride + j * kVecLanes, acc[r][j]);
+  TF_UNROLL for (int r = 0; r < Q; ++r) TF_UNROLL for (int j = 0; j < 2 * C; ++j) {
+    float* to = o + r * o_stride + j * kVecLanes;
+    if constexpr (Product::kWhole)
+      store(to, fma(Product::total(acc[r][j]), set(p.scale[r]), load(to)));
+    else
+      store(to, acc[r][j]);
+  }
 }
 
 // All columns of o [Q][o_stride]; p: words of the run's keys. Few queries take several steps at once, for

@@ -46,6 +46,8 @@ struct DecodeScratch {
   float* slopes;              // ALiBi times log2(e) of each row of the head at hand
   float* weights;             // [kChunkKeys] scales of V's rows, or ones
   float* key_scales;          // [kChunkKeys]
+  float* query_scales;        // [heads][rows]: what scores are to be multiplied by
+  float* weight_scales;       // [rows]: of probabilities in whole numbers
   char *key_run, *value_run;  // kRunRows rows of 4-byte elements, where rows cannot be read in place
   std::int64_t rows_padded;
   char *states, *joins;
@@ -73,6 +75,8 @@ struct DecodeScratch {
     slopes = reinterpret_cast<float*>(take(4 * rows_padded));
     weights = reinterpret_cast<float*>(take(4 * kChunkKeys));
     key_scales = reinterpret_cast<float*>(take(4 * kChunkKeys));
+    query_scales = reinterpret_cast<float*>(take(4 * n * a.decode_heads));
+    weight_scales = reinterpret_cast<float*>(take(4 * n));
     key_run = take(4 * kRunRows * padded_dim(a.dim));
     value_run = take(4 * kRunRows * padded_dim(a.dim_v));
     state_bytes = round_up(4 * (n * o_stride + rows_padded + 2 * n * kVecLanes), 64) + 64;

@@ -26,18 +26,20 @@ template <class T>
 TF_NOINLINE void run_scores(const Run& run, const DecodeScratch& x, const Word* query, float* s) {
   const int steps = static_cast<int>(x.query_words / (kKeyStepWords * kVecLanes));
   for_row_tiles(x.rows.count, kRowScoreQueries, [&](int first, int count, int tile, int tiles) {
-    const PackedRows q{query + first * x.query_words, x.query_words};
+    const PackedRows q{query + first * x.query_words, x.query_words, nullptr};
     score_run_of<T>(count, run_of<T>(run, tile, tiles), q, steps, s + first * kChunkKeys, kChunkKeys);
   });
 }
 
-// O of all rows += their probabilities times one run of V.
+// O of all rows += their probabilities times one run of V, which starts at key `first_key` of the chunk.
 template <class T>
-TF_NOINLINE void run_outputs(const Run& run, const DecodeScratch& x, const Word* p, float* o) {
+TF_NOINLINE void run_outputs(const Run& run, const DecodeScratch& x, int first_key, float* o) {
   const int steps = static_cast<int>(x.o_stride / kRowStep);
+  const Word* p = x.probabilities + first_key / RowProduct<T>::kValueKeys;
   for_row_tiles(x.rows.count, kRowOutputQueries, [&](int first, int count, int tile, int tiles) {
-    output_run_of<T>(count, run_of<T>(run, tile, tiles), PackedRows{p + first * kChunkWords, kChunkWords},
-                     steps, o + first * x.o_stride, x.o_stride);
+    output_run_of<T>(count, run_of<T>(run, tile, tiles),
+                     PackedRows{p + first * kChunkWords, kChunkWords, x.weight_scales + first}, steps,
+                     o + first * x.o_stride, x.o_stride);
   });
 }
 
@@ -55,11 +57,36 @@ TF_NOINLINE void copy_run(const void* rows, std::int64_t stride, int n, std::int
   }
 }
 
+// Returns what the row's scores are to be multiplied by.
 template <class T, class TQ>
-TF_NOINLINE void pack_query_row(const void* q, std::int64_t dim, float scale, Word* out) {
+TF_NOINLINE float pack_query_row(const void* q, std::int64_t dim, float scale, Word* out) {
   const auto* from = static_cast<const typename TQ::Element*>(q);
   for (std::int64_t d = 0; d < dim; d += kRowStep, out += kKeyStepWords * kVecLanes)
     pack_query_step<T, TQ>(from + d, dim - d, scale, out);
+  return 1;
+}
+// The same in whole numbers. A row that is not finite gets the factor NaN.
+template <class TQ>
+TF_NOINLINE float pack_whole_query_row(const void* q, std::int64_t dim, float scale, Word* out) {
+  alignas(64) float x[kRowStep * kKeyStepWords], lanes[kVecLanes];
+  const auto* from = static_cast<const typename TQ::Element*>(q);
+  F largest = zero(), bad = zero();
+  for (std::int64_t d = 0; d < dim; d += kVecLanes) {
+    const F part = mul(set(scale), load_up_to<TQ>(from + d, dim - d));
+    largest = max(abs(part), largest);
+    bad = fma(part, zero(), bad);
+  }
+  store(lanes, largest);
+  float m = 0;
+  for (float lane : lanes) m = lane > m ? lane : m;
+  const bool finite = all(equal(bad, bad));
+  const float to_whole = finite && m > 0 ? kLargestShort / m : 0;
+  for (std::int64_t d = 0; d < dim; d += kRowStep, out += kVecLanes) {
+    pack_query_step<F32, TQ>(from + d, dim - d, scale, x);
+    if (!finite) store(x, zero()), store(x + kVecLanes, zero());
+    store_whole_step(x, to_whole, out);
+  }
+  return finite ? m / kLargestShort : kNaN;
 }
 
 template <class T>
@@ -85,31 +112,38 @@ TF_NOINLINE float element_at(const void* row, std::int64_t d) {
 }
 
 struct KeyType {
-  void (*pack_query)(const void* q, std::int64_t dim, float scale, Word* out);
+  float (*pack_query)(const void* q, std::int64_t dim, float scale, Word* out);
   void (*copy)(const void* rows, std::int64_t stride, int n, std::int64_t dim, void* out);
   void (*scores)(const Run& run, const DecodeScratch& x, const Word* query, float* s);
 };
 struct ValueType {
   void (*copy)(const void* rows, std::int64_t stride, int n, std::int64_t dim, void* out);
-  void (*outputs)(const Run& run, const DecodeScratch& x, const Word* p, float* o);
+  void (*outputs)(const Run& run, const DecodeScratch& x, int first_key, float* o);
+  bool whole;  // takes probabilities in whole numbers
   void (*natural)(F (&x)[2]);
   void (*places)(int (&place)[kRowStep]);
   float (*element)(const void* row, std::int64_t d);
 };
 
+template <class T, class TQ>
+TF_INLINE KeyType key_type_of() {
+  if constexpr (RowProduct<T>::kWhole)
+    return {&pack_whole_query_row<TQ>, &copy_run<T>, &run_scores<T>};
+  else
+    return {&pack_query_row<T, TQ>, &copy_run<T>, &run_scores<T>};
+}
 template <class T>
 TF_INLINE KeyType key_type_of(DType query) {
-  const auto pack = kElementsPerWord > 1 || query == DType::bf16 ? &pack_query_row<T, BF16>
-                    : query == DType::f16                        ? &pack_query_row<T, F16>
-                                                                 : nullptr;
-  if constexpr (kElementsPerWord == 1)
-    return {pack ? pack : &pack_query_row<T, F32>, &copy_run<T>, &run_scores<T>};
-  else
-    return {pack, &copy_run<T>, &run_scores<T>};
+  if constexpr (kElementsPerWord == 1) {
+    if (query == DType::f32) return key_type_of<T, F32>();
+    if (query == DType::f16) return key_type_of<T, F16>();
+  }
+  return key_type_of<T, BF16>();
 }
 template <class T>
 TF_INLINE ValueType value_type_of() {
-  return {&copy_run<T>, &run_outputs<T>, &to_natural_order<T>, &places_of_columns<T>, &element_at<T>};
+  return {&copy_run<T>,         &run_outputs<T>,       RowProduct<T>::kWhole,
+          &to_natural_order<T>, &places_of_columns<T>, &element_at<T>};
 }
 
 TF_NOINLINE KeyType key_type(DType key, DType query) {
