@@ -15,6 +15,7 @@ struct RowProduct {
   using Sum = F;
   static constexpr int kKeyWords = kKeyStepWords;
   static constexpr int kValueKeys = 2;
+  static constexpr float kUnit = 1;
   static constexpr bool kWhole = false;
   TF_MEMBER static Vector key(const E* p, int) { return load_row_words<T>(p, kRowStep); }
   TF_MEMBER static void value(const E* p, std::int64_t stride, Vector (&x)[2]) {

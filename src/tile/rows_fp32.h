@@ -9,6 +9,26 @@ inline constexpr int kKeyStepWords = 2;         // vectors that they become
 inline constexpr int kRowScoreQueries = kVecRegisters >= 32 ? 4 : 3;   // x 4 keys of accumulators
 inline constexpr int kRowOutputQueries = kVecRegisters >= 32 ? 8 : 6;  // x 2 vectors of accumulators
 
+// What load_pair leaves to the scale of the row.
+template <class T>
+inline constexpr float kPairUnit = 1;
+template <>
+inline constexpr float kPairUnit<E4M3> = 256;
+
+// Whether one of n codes is E4M3's NaN.
+TF_INLINE bool has_nan_code(const std::uint8_t* p, std::int64_t n) {
+  constexpr std::uint64_t kLow = 0x0101010101010101, kHigh = 0x8080808080808080;
+  std::uint64_t found = 0;
+  std::int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    std::uint64_t codes;
+    __builtin_memcpy(&codes, p + i, 8);
+    found |= ((codes & ~kHigh) + kLow) & kHigh;  // 0x7f and nothing else carries into the sign
+  }
+  for (; i < n; ++i) found |= (p[i] & 0x7f) == 0x7f;
+  return found != 0;
+}
+
 // How rows of T are multiplied: here in fp32.
 template <class T>
 struct RowProduct {
@@ -17,6 +37,7 @@ struct RowProduct {
   using Sum = F;
   static constexpr int kKeyWords = kKeyStepWords;  // vectors of a step
   static constexpr int kValueKeys = 1;             // keys that a step of V takes together
+  static constexpr float kUnit = kPairUnit<T>;     // of key() and value()
   static constexpr bool kWhole = false;            // whole numbers, which want a scale for each query
   // Vector w of a step.
   TF_MEMBER static Vector key(const E* p, int w) {
@@ -43,6 +64,7 @@ struct RowProduct<I8> {
   using Sum = I;
   static constexpr int kKeyWords = 1;
   static constexpr int kValueKeys = 2;
+  static constexpr float kUnit = 1;
   static constexpr bool kWhole = true;
   TF_MEMBER static Vector key(const E* p, int) { return load_shorts(p); }
   TF_MEMBER static void value(const E* p, std::int64_t stride, Vector (&x)[2]) {

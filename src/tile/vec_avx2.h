@@ -188,6 +188,13 @@ TF_INLINE void load_pair(const std::uint16_t* p, F (&x)[2], BF16) {
   x[0] = as_float(shift_left<16>(pairs));
   x[1] = as_float(_mm256_and_si256(pairs, set_int(static_cast<std::int32_t>(0xffff0000u))));
 }
+// Over kPairUnit, and the code of NaN as a number: has_nan_code tells.
+TF_INLINE void load_pair(const std::uint8_t* p, F (&x)[2], E4M3) {
+  const I codes = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const I halves = _mm256_and_si256(_mm256_slli_epi16(codes, 7), _mm256_set1_epi16(~0x4000));
+  x[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+  x[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+}
 // From natural order to load_pair's, and back.
 template <class T>
 TF_INLINE void split_pair(F (&)[2], T) {}

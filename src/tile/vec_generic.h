@@ -220,6 +220,11 @@ TF_INLINE void load_pair(const E* p, F (&x)[2], T) {
   x[0] = load_elements(p, T{});
   x[1] = load_elements(p + kVecLanes, T{});
 }
+// Over kPairUnit, and the code of NaN as a number: has_nan_code tells.
+TF_INLINE void load_pair(const std::uint8_t* p, F (&x)[2], E4M3) {
+  TF_UNROLL for (int i = 0; i < 2 * kVecLanes; ++i) x[i / kVecLanes][i % kVecLanes] =
+      f32_from_f16(static_cast<std::uint16_t>((p[i] & 0x80u) << 8 | (p[i] & 0x7fu) << 7));
+}
 // From natural order to load_pair's, and back.
 template <class T>
 TF_INLINE void split_pair(F (&)[2], T) {}

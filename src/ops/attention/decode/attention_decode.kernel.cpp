@@ -63,11 +63,26 @@ Chunk chunk_at(std::int64_t first, std::int64_t end) {
   return {static_cast<int>(first), keys, static_cast<int>(round_up(keys, kRunRows))};
 }
 
-// Scales of the chunk's rows, zeros beyond.
-TF_NOINLINE void load_scales(const KernelArgs& a, const KernelSequence& s, const Operand& scale,
+// What the scales of a chunk's rows belong to; `offset`: bytes to the kv head.
+struct ScaledRows {
+  const Operand &rows, &scale;
+  const ChunkRows& at;
+  std::int64_t offset, dim;
+  float (*scale_of)(float scale, const void* row, std::int64_t dim);
+};
+// Zeros beyond the chunk's keys.
+TF_NOINLINE void load_scales(const KernelArgs& a, const KernelSequence& s, const ScaledRows& x,
                              std::int64_t kv_head, const Chunk& chunk, float* out) {
-  const KeyRows<const float> rows(a, s, scale, kv_head);
-  for (int i = 0; i < chunk.padded; ++i) out[i] = i < chunk.keys ? *rows.at(chunk.first + i) : 0;
+  const KeyRows<const float> scales(a, s, x.scale, kv_head);
+  const std::int64_t row_bytes = x.rows.row * x.rows.element_size;
+  for (int t = 0; t * kRunRows < chunk.keys; ++t) {
+    const float* scale = scales.at(chunk.first + t * kRunRows);
+    const char* row = x.at.at[t] + x.offset;
+    const int n = min_of(chunk.keys - t * kRunRows, kRunRows);
+    for (int i = 0; i < n; ++i)
+      out[t * kRunRows + i] = x.scale_of(scale[i * x.scale.row], row + i * row_bytes, x.dim);
+    for (int i = n; i < kRunRows; ++i) out[t * kRunRows + i] = 0;
+  }
 }
 
 // V with NaN or infinities: a key that a row does not see must not reach it as zero times NaN. Plain, rare.
@@ -128,8 +143,14 @@ TF_NOINLINE void attend_chunk(const Decode& d, const Place& here, std::int64_t h
   const std::int64_t key_head = a.key.head * a.key.element_size,
                      value_head = a.value.head * a.value.element_size;
   const std::int64_t kv_head = d.item.first_head + head;
-  if (a.key_scale.data) load_scales(a, d.s, a.key_scale, kv_head, chunk, x.key_scales);
-  if (a.value_scale.data) load_scales(a, d.s, a.value_scale, kv_head, chunk, x.weights);
+  if (a.key_scale.data)
+    load_scales(a, d.s, {a.key, a.key_scale, here.key, head * key_head, a.dim, d.key.scale}, kv_head, chunk,
+                x.key_scales);
+  // With care every element is looked at: a NaN is then that of its column alone.
+  if (a.value_scale.data)
+    load_scales(a, d.s,
+                {a.value, a.value_scale, here.value, head * value_head, careful ? 0 : a.dim_v, d.value.scale},
+                kv_head, chunk, x.weights);
   if (d.options.alibi)
     for (int r = 0; r < x.rows.count; ++r)
       x.slopes[r] = kLog2E * static_cast<const float*>(

@@ -106,15 +106,26 @@ TF_NOINLINE void places_of_columns(int (&place)[kRowStep]) {
   for (int i = 0; i < kRowStep; ++i) place[i] = static_cast<int>(index[i]);
 }
 
+// In the unit of value steps.
 template <class T>
 TF_NOINLINE float element_at(const void* row, std::int64_t d) {
-  return element_as_float(static_cast<const typename T::Element*>(row) + d, T{});
+  return element_as_float(static_cast<const typename T::Element*>(row) + d, T{}) / RowProduct<T>::kUnit;
+}
+
+// The scale of a row whose codes products take for numbers: NaN if one of them is none.
+template <class T>
+TF_NOINLINE float row_scale(float scale, const void* row, std::int64_t dim) {
+  if constexpr (RowProduct<T>::kUnit != 1) {
+    if (has_nan_code(static_cast<const typename T::Element*>(row), dim)) return kNaN;
+  }
+  return scale * RowProduct<T>::kUnit;
 }
 
 struct KeyType {
   float (*pack_query)(const void* q, std::int64_t dim, float scale, Word* out);
   void (*copy)(const void* rows, std::int64_t stride, int n, std::int64_t dim, void* out);
   void (*scores)(const Run& run, const DecodeScratch& x, const Word* query, float* s);
+  float (*scale)(float scale, const void* row, std::int64_t dim);
 };
 struct ValueType {
   void (*copy)(const void* rows, std::int64_t stride, int n, std::int64_t dim, void* out);
@@ -123,14 +134,15 @@ struct ValueType {
   void (*natural)(F (&x)[2]);
   void (*places)(int (&place)[kRowStep]);
   float (*element)(const void* row, std::int64_t d);
+  float (*scale)(float scale, const void* row, std::int64_t dim);
 };
 
 template <class T, class TQ>
 TF_INLINE KeyType key_type_of() {
   if constexpr (RowProduct<T>::kWhole)
-    return {&pack_whole_query_row<TQ>, &copy_run<T>, &run_scores<T>};
+    return {&pack_whole_query_row<TQ>, &copy_run<T>, &run_scores<T>, &row_scale<T>};
   else
-    return {&pack_query_row<T, TQ>, &copy_run<T>, &run_scores<T>};
+    return {&pack_query_row<T, TQ>, &copy_run<T>, &run_scores<T>, &row_scale<T>};
 }
 template <class T>
 TF_INLINE KeyType key_type_of(DType query) {
@@ -142,8 +154,8 @@ TF_INLINE KeyType key_type_of(DType query) {
 }
 template <class T>
 TF_INLINE ValueType value_type_of() {
-  return {&copy_run<T>,         &run_outputs<T>,       RowProduct<T>::kWhole,
-          &to_natural_order<T>, &places_of_columns<T>, &element_at<T>};
+  return {&copy_run<T>,          &run_outputs<T>, RowProduct<T>::kWhole, &to_natural_order<T>,
+          &places_of_columns<T>, &element_at<T>,  &row_scale<T>};
 }
 
 TF_NOINLINE KeyType key_type(DType key, DType query) {
