@@ -16,7 +16,6 @@
 #include "attention_call.h"
 #include "explanation.h"
 #include "status_error.h"
-#include "tileformer/peak.h"
 #include "torch_executor.h"
 
 namespace tileformer::torch_binding {
@@ -95,12 +94,6 @@ void attention_backward_explain_op(StableIValue* stack, std::uint64_t, std::uint
   stack[0] = from(explanation(plan.to_string(), copied));
 }
 
-void measure_peak_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  double gflops = 0;
-  raise_if_failed(measure_peak(static_cast<DType>(to<std::int64_t>(stack[0])), &gflops));
-  stack[0] = from(gflops);
-}
-
 // Every device and layout but a dense CPU tensor ends here.
 [[noreturn]] void refuse() {
   throw std::invalid_argument(
@@ -124,7 +117,6 @@ STABLE_TORCH_LIBRARY(tileformer, m) {
         ") -> (Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_mask, Tensor grad_sinks)");
   m.def("attention_backward_explain(" TILEFORMER_BACKWARD_ARGUMENTS ") -> Tensor");
   m.def("attention_explain(" TILEFORMER_ATTENTION_ARGUMENTS ") -> Tensor");
-  m.def("measure_peak(int dtype) -> float");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(tileformer, CPU, m) {
@@ -136,7 +128,6 @@ STABLE_TORCH_LIBRARY_IMPL(tileformer, CPU, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(tileformer, CompositeExplicitAutograd, m) {
-  m.impl("measure_peak", measure_peak_op);
   m.impl("attention_forward", refuse_device);
   m.impl("attention_inference", refuse_device);
   m.impl("attention_explain", refuse_device);
