@@ -74,8 +74,8 @@ class CostPerWork:
         if other is None:
             return None
         seconds = result.base.seconds
-        if result.row.case.mask_bytes and result.read_gb_per_s:
-            seconds -= result.row.case.mask_bytes / (result.read_gb_per_s * 1e9)
+        if result.row.case.mask_bytes and result.bandwidth:
+            seconds -= result.row.case.mask_bytes / (result.bandwidth * 1e9)
         cost = (seconds / result.base.case.flops) / (other.seconds / other.case.flops)
         return Verdict(f"cost beside {self.variant}", cost, "<=", self.factor)
 

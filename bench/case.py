@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,9 @@ class AttentionCase:
     key_growth: float = 0.0
     threads: int = 1
     backward: bool = False  # the gradients of query, key and value are computed, from a forward done before
+
+    request: ClassVar[str] = "prepare"  # of worker.py
+    traffic_bytes: ClassVar[int] = 0  # products decide here, not memory
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)

@@ -1,4 +1,4 @@
-"""Gains and losses between two runs, by percent of the same-run peak: bare times are noise."""
+"""Gains and losses between two runs, by percent of what the machine reached: bare times are noise."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 # Best-of-several percents of one build differ by about this much from run to run on a shared machine.
 NOISE = 0.03
+PERCENTS = {"percent of bandwidth": "percent_of_bandwidth", "percent of peak": "percent_of_peak"}
+KINDS = (*PERCENTS, "ratio to torch-flash")  # the first that both runs have counts; ratios need no yardstick
 
 
 def _key(row: dict[str, Any]) -> tuple:
@@ -17,9 +19,9 @@ def _key(row: dict[str, Any]) -> tuple:
 
 
 def measure_of(row: dict[str, Any], kind: str) -> float | None:
-    """Higher is better. kind: 'percent of peak', or 'ratio to torch-flash' for runs without a peak."""
-    if kind == "percent of peak":
-        return row["entries"]["tileformer"]["percent_of_peak"]
+    """Higher is better. None where the row has no such figure."""
+    if kind in PERCENTS:
+        return row["entries"]["tileformer"].get(PERCENTS[kind])
     return row["entries"].get("torch-flash", {}).get("ratio")
 
 
@@ -30,7 +32,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> Iterator[dict[
         other = old.get(_key(row))
         if other is None:
             continue
-        for kind in ("percent of peak", "ratio to torch-flash"):
+        for kind in KINDS:
             a, b = measure_of(other, kind), measure_of(row, kind)
             if a and b:
                 yield {"row": row, "kind": kind, "before": a, "after": b, "change": b / a - 1}

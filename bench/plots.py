@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 
 from bench.case import AttentionCase
 from bench.contenders import MODULES
+from bench.paged_case import PagedCase
+from bench.paged_suites import decode_case
 from bench.readme import machine_line
 
 COLORS = dict(zip(MODULES, ("#0b6e4f", "#e07a2f", "#b9b2a6", "#7a5ea8", "#3d7cc9")))
@@ -88,8 +90,54 @@ def memory(report: dict[str, Any]) -> Figure:
     return figure
 
 
+def decode(report: dict[str, Any]) -> Figure:
+    """GB/s over the query heads of a kv head, bf16, a panel per head_dim, the read bandwidth as a line."""
+    rows = [
+        (PagedCase(**row["entries"]["tileformer"]["case"]), row)
+        for row in report["rows"]
+        if row["suite"] == "decode"
+    ]
+    rows = [(case, row) for case, row in rows if is_of_decode_figure(case)]
+    dims = sorted({case.dim for case, _ in rows}, reverse=True)
+    figure = Figure(figsize=(4.6 * len(dims), 3.8))
+    axes = figure.subplots(1, len(dims), sharey=True, squeeze=False)
+    for dim, axis in zip(dims, axes[0]):
+        chosen = sorted(
+            ((case.heads // case.kv_heads, row) for case, row in rows if case.dim == dim),
+            key=lambda pair: pair[0],
+        )
+        for name in MODULES:
+            own = [(group, row["entries"][name]) for group, row in chosen if name in row["entries"]]
+            if own:
+                rates = [entry["gb_per_s"] for _, entry in own]
+                axis.plot([group for group, _ in own], rates, marker="o", color=COLORS[name], label=name)
+        limits = [(group, row["bandwidth_gb_per_s"]) for group, row in chosen if row["bandwidth_gb_per_s"]]
+        axis.plot(*zip(*limits), color="black", linestyle=":", linewidth=1, label="read bandwidth")
+        groups = [group for group, _ in chosen]
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(groups, [str(group) for group in groups])
+        axis.minorticks_off()
+        axis.set_ylim(bottom=0)
+        axis.set_xlabel("query heads on a kv head")
+        axis.set_title(f"head_dim {dim}")
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("GB/s of keys and values, one thread")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
+    figure.suptitle(f"Decode over pages, bf16\n{machine_line(report)}", fontsize=9)
+    figure.tight_layout(rect=(0, 0.08, 1, 1))
+    return figure
+
+
+def is_of_decode_figure(case: PagedCase) -> bool:
+    """The rows that differ in nothing but head_dim and group."""
+    return case == decode_case(case.dim, case.heads // case.kv_heads)
+
+
 def main(argv: list[str]) -> int:
-    """Writes attention-speed.svg and attention-memory.svg, as far as the run has their suites."""
+    """Writes attention-speed.svg, attention-memory.svg and decode-bandwidth.svg, as far as the run has their
+    suites.
+    """
     parser = argparse.ArgumentParser(prog="bench plot", description=__doc__)
     parser.add_argument("results", type=Path)
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder (default docs/images)")
@@ -101,6 +149,7 @@ def main(argv: list[str]) -> int:
     for name, figure, present in (
         ("attention-speed", speed, any(row["suite"] == "main" for row in report["rows"])),
         ("attention-memory", memory, bool(report.get("memory", {}).get("points"))),
+        ("decode-bandwidth", decode, any(row["suite"] == "decode" for row in report["rows"])),
     ):
         if present:
             path = arguments.out / f"{name}.svg"

@@ -76,6 +76,29 @@ def backward(report: dict[str, Any]) -> str:
     return _table(header, lines)
 
 
+def decode(report: dict[str, Any]) -> str:
+    """The rows of decode: GB/s of keys and values, percents of bandwidth and of peak, and each peer."""
+    rows = [row for row in report["rows"] if row["suite"] == "decode"]
+    peers = [name for name in PEERS if any(name in row["entries"] for row in rows)]
+    lines = []
+    for row in rows:
+        own = row["entries"][BASE]
+        ratios = [f"{row['entries'][p]['ratio']:.2f}x" if p in row["entries"] else "" for p in peers]
+        percents = [percent_text(own[key]) for key in ("percent_of_bandwidth", "percent_of_peak")]
+        label = row["label"].replace(" decode", "")
+        lines.append([label, str(row["threads"]), f"{own['gb_per_s']:.1f}", *percents, *ratios])
+    beside = [f"vs {name}" for name in peers]
+    header = [
+        "batch x heads/kv heads x keys x dim",
+        "threads",
+        "GB/s",
+        "% of bandwidth",
+        "% of peak",
+        *beside,
+    ]
+    return _table(header, lines)
+
+
 def training(report: dict[str, Any]) -> str:
     """Tokens/s and peak resident memory of training steps, and both relative to sdpa."""
     points = [point for point in report["training"]["points"] if not point["failure"]]
@@ -127,6 +150,7 @@ def machine(report: dict[str, Any]) -> str:
 BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
     "speed": speed,
     "backward": backward,
+    "decode": decode,
     "training": training,
     "features": features,
     "published": published,

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from bench.case import AttentionCase
+from bench.paged_case import AppendCase, PagedCase
 
 BASE = "tileformer"
+Case = AttentionCase | PagedCase | AppendCase
 
 
 class Bar(Protocol):
@@ -27,8 +29,8 @@ class Row:
     isa: forced for tileformer; None = the best of the machine.
     """
 
-    case: AttentionCase
-    variants: dict[str, AttentionCase] = field(default_factory=dict)
+    case: Case
+    variants: dict[str, Case] = field(default_factory=dict)
     peers: Sequence[str] = ("torch-flash", "zentorch", "vllm")
     bars: Sequence[Bar] = ()
     isa: str | None = None
@@ -41,14 +43,20 @@ class Row:
 
 @dataclass
 class Entry:
-    """A contender or variant of a row. percent: of the same run's peak (times threads), None without one."""
+    """A contender or variant of a row. percent: of the same run's peak (times threads), None without one.
 
-    case: AttentionCase
+    gb_per_s, percent_of_bandwidth: of the case's traffic, where it has one; cache_bytes: of its pools.
+    """
+
+    case: Case
     seconds: float
     calls: int
     error: float | None
     gflops: float
     percent: float | None
+    gb_per_s: float | None = None
+    percent_of_bandwidth: float | None = None
+    cache_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ class Result:
     row: Row
     isa: str
     peak: float | None  # GFLOP/s of one thread
-    read_gb_per_s: float | None
+    bandwidth: float | None  # GB/s that the row's traffic is judged by, with the row's threads
     entries: dict[str, Entry]
     verdicts: list[Verdict] = field(default_factory=list)
 
@@ -98,7 +106,7 @@ class Result:
             "isa": self.isa,
             "forced_isa": self.row.isa,
             "peak_gflops": self.peak,
-            "read_gb_per_s": self.read_gb_per_s,
+            "bandwidth_gb_per_s": self.bandwidth,
             "entries": {
                 name: {
                     "case": entry.case.to_json(),
@@ -107,6 +115,9 @@ class Result:
                     "relative_error": entry.error,
                     "gflops": entry.gflops,
                     "percent_of_peak": entry.percent,
+                    "gb_per_s": entry.gb_per_s,
+                    "percent_of_bandwidth": entry.percent_of_bandwidth,
+                    "cache_bytes": entry.cache_bytes,
                     "ratio": self.ratio(name),
                 }
                 for name, entry in self.entries.items()

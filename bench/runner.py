@@ -9,6 +9,7 @@ from typing import Any
 from bench.contenders import Unavailable
 from bench.row import BASE, Entry, Result, Row
 from bench.worker_process import WorkerProcess
+from bench.yardsticks import Yardsticks
 
 TURN_SECONDS = 0.15  # a longer call takes one turn
 MIN_ROUNDS, MAX_ROUNDS = 2, 12
@@ -25,6 +26,19 @@ class _Seat:
         return self.contender if self.isa is None else f"{self.contender} ({self.isa})"
 
 
+def _rate(entry: Entry, yardsticks: Yardsticks) -> None:
+    """What its best time means, by its work and its traffic."""
+    case = entry.case
+    if case.flops:
+        entry.gflops = case.flops / entry.seconds / 1e9
+        if yardsticks.peak:
+            entry.percent = 100 * entry.gflops / (yardsticks.peak * case.threads)
+    if case.traffic_bytes:
+        entry.gb_per_s = case.traffic_bytes / entry.seconds / 1e9
+        bandwidth = yardsticks.bandwidth(case.threads)
+        entry.percent_of_bandwidth = 100 * entry.gb_per_s / bandwidth if bandwidth else None
+
+
 class Runner:
     """Holds one worker per seat, started when first needed.
 
@@ -37,14 +51,13 @@ class Runner:
         self.notes: list[str] = []  # what was skipped, and why, each once
         self.descriptions: dict[str, dict[str, str]] = {}  # of everyone that ran
         self._workers: dict[_Seat, WorkerProcess | None] = {}  # None: cannot run here
-        self._read: dict[int, float] = {}
 
     def measure(self, suite: str, row: Row) -> Result | None:
         """None if tileformer itself cannot run the row; a note says why."""
         seats: dict[str, _Seat] = {}
         entries: dict[str, Entry] = {}
         for name, seat, case in self._contestants(row):
-            answer = self._ask(seat, "prepare", key=name, case=case.to_json())
+            answer = self._ask(seat, case.request, key=name, case=case.to_json())
             if answer is None:
                 continue
             if "unsupported" in answer:
@@ -52,17 +65,16 @@ class Runner:
                 continue
             seats[name] = seat
             entries[name] = Entry(case, float("inf"), 0, answer["error"], 0.0, None)
-        peak = self._take_turns(row, seats, entries) if BASE in entries else None
-        read = self._read_rate(row) if row.case.mask_bytes else None
+            entries[name].cache_bytes = answer.get("cache_bytes")
+        yardsticks = self._take_turns(row, seats, entries) if BASE in entries else None
         for seat in set(seats.values()):
             self._ask(seat, "forget")
         if BASE not in entries:
             return None
         for entry in entries.values():
-            entry.gflops = entry.case.flops / entry.seconds / 1e9
-            entry.percent = 100 * entry.gflops / (peak * entry.case.threads) if peak else None
+            _rate(entry, yardsticks)
         isa = self.descriptions[str(_Seat(BASE, row.isa))]["isa"]
-        result = Result(suite, row, isa, peak, read, entries)
+        result = Result(suite, row, isa, yardsticks.peak, yardsticks.bandwidth(row.case.threads), entries)
         result.verdicts = [verdict for bar in row.bars if (verdict := bar.judge(result)) is not None]
         return result
 
@@ -89,9 +101,13 @@ class Runner:
             + [(name, ours, case) for name, case in row.variants.items()]
         )
 
-    def _take_turns(self, row: Row, seats: dict[str, _Seat], entries: dict[str, Entry]) -> float | None:
-        """Fills best time and calls of every entry; returns the best peak of one thread seen meanwhile."""
-        peak, start = 0.0, time.monotonic()
+    def _take_turns(self, row: Row, seats: dict[str, _Seat], entries: dict[str, Entry]) -> Yardsticks:
+        """Fills best time and calls of every entry; returns what the machine reached meanwhile."""
+
+        def ask_ours(do: str, **arguments: Any) -> dict[str, Any] | None:
+            return self._ask(seats[BASE], do, **arguments)
+
+        yardsticks, start = Yardsticks(ask_ours, [entry.case for entry in entries.values()]), time.monotonic()
         for turn in range(MAX_ROUNDS):
             if turn >= MIN_ROUNDS and time.monotonic() - start > self.row_seconds:
                 break
@@ -102,18 +118,8 @@ class Runner:
                     continue
                 entries[name].seconds = min(entries[name].seconds, answer["best"])
                 entries[name].calls += answer["calls"]
-            measured = self._ask(seats[BASE], "peak", dtype=row.case.dtype)
-            peak = max(peak, (measured or {}).get("gflops") or 0.0)
-        return peak or None
-
-    def _read_rate(self, row: Row) -> float | None:
-        threads = row.case.threads
-        if threads not in self._read:
-            answer = self._ask(_Seat(BASE, row.isa), "read", threads=threads)
-            if answer is None:
-                return None
-            self._read[threads] = answer["gb_per_s"]
-        return self._read[threads]
+            yardsticks.measure()
+        return yardsticks
 
     def _worker(self, seat: _Seat) -> WorkerProcess | None:
         if seat not in self._workers:

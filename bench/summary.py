@@ -12,6 +12,12 @@ MEMORY_SUITES = ("memory", "published", "backward_memory")
 TRAINING_SUITE = "training"
 LOSS_SUITE = "linear_cross_entropy"
 SERVING_SUITE = "serving"
+POINT_SUITES = (
+    *MEMORY_SUITES,
+    TRAINING_SUITE,
+    LOSS_SUITE,
+    SERVING_SUITE,
+)  # those that measure points, not rows
 
 
 def bars_of(report: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -19,7 +25,7 @@ def bars_of(report: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for row in report["rows"]:
         for bar in row["bars"]:
             yield f"{row['suite']}: {row['label']}, {row['threads']} thr, {row['isa']}", bar
-    for suite in (*MEMORY_SUITES, TRAINING_SUITE, LOSS_SUITE, SERVING_SUITE):
+    for suite in POINT_SUITES:
         for bar in report.get(suite, {}).get("bars", []):
             yield suite, bar
 

@@ -6,9 +6,10 @@ Whatever libraries print goes to stderr. Requests ("do"):
   open     contender              -> the contender's description, or {"unavailable": reason}
   prepare  key, case, check       -> {"error": relative error or null}, or {"unsupported": reason}
   prepare_loss                    the same for a LossCase
+  prepare_paged, prepare_append   the same for a PagedCase or an AppendCase, and "cache_bytes"
   time     key, seconds           -> {"best": seconds per call, "calls": number of calls}
   peak     dtype                  -> {"gflops": one thread's peak of the unit in use, or null}
-  read     threads                -> {"gb_per_s": streaming read of memory}
+  bandwidth  kind, bytes, threads -> {"gb_per_s": "read" or "write" through a buffer of so many bytes}
   memory   key                    -> {"seconds", "extra_bytes": peak of the call beyond its output}
   forget                          -> {}
 """
@@ -24,13 +25,15 @@ from typing import Any
 
 import torch
 
-from bench import contenders
+from bench import contenders, paged_inputs
 from bench.case import AttentionCase
 from bench.gradients import backward_call, gradient_error
 from bench.inputs import TOLERANCE, error_of, make_inputs
 from bench.loss_case import LossCase, LossInputs
 from bench.memory import peak_of_call
+from bench.paged_case import AppendCase, PagedCase
 
+LEAST_BANDWIDTH_BYTES = 1 << 20  # of tileformer's measure_*_bandwidth
 DTYPE_CODES = {"fp32": 0, "fp16": 1, "bf16": 2}  # tileformer::DType
 
 
@@ -39,7 +42,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.contender: contenders.Contender | None = None
-        self.prepared: dict[str, tuple[AttentionCase | LossCase, Callable[[], Any]]] = {}
+        self.prepared: dict[str, tuple[Any, Callable[[], Any]]] = {}  # a case and its call
 
     def open(self, contender: str) -> dict[str, Any]:
         try:
@@ -80,6 +83,30 @@ class Worker:
         self.prepared[key] = problem, call
         return {"error": error}
 
+    def prepare_paged(self, key: str, case: dict[str, Any], check: bool = True) -> dict[str, Any]:
+        return self._prepare_cache(key, PagedCase(**case), "prepare_paged", check)
+
+    def prepare_append(self, key: str, case: dict[str, Any], check: bool = True) -> dict[str, Any]:
+        return self._prepare_cache(key, AppendCase(**case), "prepare_append", check)
+
+    def _prepare_cache(
+        self, key: str, problem: PagedCase | AppendCase, method: str, check: bool
+    ) -> dict[str, Any]:
+        if not hasattr(self.contender, method):
+            return {"unsupported": "it has no such operator"}
+        torch.set_num_threads(problem.threads)
+        try:
+            inputs = paged_inputs.PagedInputs.of(problem)
+            prepared = getattr(self.contender, method)(problem, inputs)
+            checked = check and prepared.output is not None
+            error = paged_inputs.error_of(inputs, prepared.output()) if checked else None
+        except (contenders.Unsupported, RuntimeError, ValueError, TypeError) as reason:
+            return {"unsupported": str(reason).splitlines()[0]}
+        if error is not None and not error <= paged_inputs.tolerance_of(problem):
+            return {"unsupported": f"wrong result: relative error {error:.2g}"}
+        self.prepared[key] = problem, prepared.run
+        return {"error": error, "cache_bytes": prepared.cache_bytes}
+
     def time(self, key: str, seconds: float) -> dict[str, Any]:
         case, call = self.prepared[key]
         torch.set_num_threads(case.threads)
@@ -101,15 +128,10 @@ class Worker:
         measure = getattr(torch.ops.tileformer, "measure_peak", None)
         return {"gflops": measure(DTYPE_CODES[dtype]) if measure is not None else None}
 
-    def read(self, threads: int) -> dict[str, Any]:
+    def bandwidth(self, kind: str, bytes: int, threads: int) -> dict[str, Any]:
         torch.set_num_threads(threads)
-        data = torch.ones(64 << 20)
-        best = float("inf")
-        for _ in range(5):
-            start = time.perf_counter()
-            data.sum()
-            best = min(best, time.perf_counter() - start)
-        return {"gb_per_s": data.numel() * 4 / best / 1e9}
+        measure = getattr(torch.ops.tileformer, f"measure_{kind}_bandwidth")
+        return {"gb_per_s": measure(max(bytes, LEAST_BANDWIDTH_BYTES))}
 
     def memory(self, key: str) -> dict[str, Any]:
         case, call = self.prepared[key]
@@ -118,6 +140,7 @@ class Worker:
 
     def forget(self) -> dict[str, Any]:
         self.prepared.clear()
+        paged_inputs.forget()
         return {}
 
 

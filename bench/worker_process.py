@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -53,7 +54,8 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Ends the process."""
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # an interrupt of the terminal ended it already
+            self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
         self._stderr.close()

@@ -35,6 +35,9 @@ class Contender(Protocol):
         """The call to time: everything that a user would do once, such as packing a cache, is done here.
 
         The result has shape [batch, heads, seq, dim]. Raises Unsupported.
+
+        Those that have a cache also have prepare_paged(PagedCase, PagedInputs) and prepare_append(AppendCase,
+        PagedInputs), which return a PagedCall.
         """
         ...
 

@@ -7,8 +7,10 @@ from collections.abc import Callable
 import torch
 
 from bench.case import AttentionCase
-from bench.contenders import Unavailable
+from bench.contenders import Unavailable, tileformer_paged
 from bench.inputs import Inputs
+from bench.paged_case import AppendCase, PagedCase
+from bench.paged_inputs import PagedCall, PagedInputs
 
 
 class Implementation:
@@ -41,3 +43,9 @@ class Implementation:
         options = {name: value for name, value in options.items() if value is not None and value is not False}
         attention = self.tileformer.flash_attention
         return lambda: attention(inputs.query, inputs.key, inputs.value, **options)
+
+    def prepare_paged(self, case: PagedCase, inputs: PagedInputs) -> PagedCall:
+        return tileformer_paged.attention_call(self.tileformer, case, inputs)
+
+    def prepare_append(self, case: AppendCase, inputs: PagedInputs) -> PagedCall:
+        return tileformer_paged.append_call(self.tileformer, case, inputs)

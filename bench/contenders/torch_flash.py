@@ -8,8 +8,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.case import AttentionCase
-from bench.contenders import Unsupported
+from bench.contenders import Unsupported, dense_paged
 from bench.inputs import Inputs, attended
+from bench.paged_case import AppendCase, PagedCase
+from bench.paged_inputs import PagedCall, PagedInputs
 
 # What torch has no argument for becomes a dense mask; beyond this it would be the mask that is measured.
 MAX_DENSE_MASK = 256 << 20
@@ -64,3 +66,10 @@ class Implementation:
         # Naming the backend costs some 10 us per call, which a user of the default does not pay.
         is_default = torch._fused_sdp_choice(*tensors, **arguments) == self.backend.value
         return run if is_default else run_with_backend
+
+    def prepare_paged(self, case: PagedCase, inputs: PagedInputs) -> PagedCall:
+        sdpa = torch.nn.functional.scaled_dot_product_attention
+        return dense_paged.sdpa_call(case, inputs, sdpa, enable_gqa=case.heads != case.kv_heads)
+
+    def prepare_append(self, case: AppendCase, inputs: PagedInputs) -> PagedCall:
+        return dense_paged.index_copy_call(case, inputs)

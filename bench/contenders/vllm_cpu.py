@@ -9,10 +9,12 @@ import torch
 
 from bench.case import AttentionCase
 from bench.contenders import Unavailable, Unsupported
+from bench.contenders.vllm_paged import BLOCK, VllmCache
 from bench.inputs import DTYPES, Inputs
+from bench.paged_case import AppendCase, PagedCase
+from bench.paged_inputs import PagedCall, PagedInputs
 from bench.peer_packages import VLLM, locate
 
-BLOCK = 128  # tokens per page, vLLM's default on CPUs
 HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
@@ -74,8 +76,16 @@ class Implementation:
 
         return run
 
+    def prepare_paged(self, case: PagedCase, inputs: PagedInputs) -> PagedCall:
+        if case.dim not in HEAD_DIMS:
+            raise Unsupported(f"vLLM has no head_dim {case.dim} on CPUs")
+        return VllmCache(self.ops, case, inputs, self._unit(case)).attention_call()
+
+    def prepare_append(self, case: AppendCase, inputs: PagedInputs) -> PagedCall:
+        return VllmCache(self.ops, case, inputs, self._unit(case)).append_call()
+
     @staticmethod
-    def _unit(case: AttentionCase) -> str:
+    def _unit(case: AttentionCase | PagedCase | AppendCase) -> str:
         """vLLM's own rule for its argument `isa`."""
         if case.dim % 32:
             return "vec16"

@@ -7,10 +7,19 @@ from collections.abc import Callable
 import torch
 
 from bench.case import AttentionCase
-from bench.contenders import Unavailable
+from bench.contenders import Unavailable, dense_paged
 from bench.contenders.torch_flash import sdpa_arguments
 from bench.inputs import Inputs
+from bench.paged_case import PagedCase
+from bench.paged_inputs import PagedCall, PagedInputs
 from bench.peer_packages import ZENTORCH, locate
+
+
+def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """It takes no boolean masks."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf)
 
 
 class Implementation:
@@ -34,8 +43,12 @@ class Implementation:
     def prepare(self, case: AttentionCase, inputs: Inputs) -> Callable[[], torch.Tensor]:
         arguments = sdpa_arguments(case, inputs)
         del arguments["enable_gqa"]  # no such argument: grouped heads are tried as they are
-        if arguments["attn_mask"] is not None and arguments["attn_mask"].dtype == torch.bool:
-            hidden = ~arguments["attn_mask"]
-            bias = torch.zeros(hidden.shape, dtype=inputs.query.dtype)
-            arguments["attn_mask"] = bias.masked_fill(hidden, -torch.inf)
+        if arguments["attn_mask"] is not None:
+            arguments["attn_mask"] = _as_bias(arguments["attn_mask"], inputs.query.dtype)
         return lambda: self.op(inputs.query, inputs.key, inputs.value, **arguments)[0]
+
+    def prepare_paged(self, case: PagedCase, inputs: PagedInputs) -> PagedCall:
+        def sdpa(query, key, value, attn_mask=None, is_causal=False):
+            return self.op(query, key, value, attn_mask=attn_mask, is_causal=is_causal)[0]
+
+        return dense_paged.sdpa_call(case, inputs, sdpa, dense_mask=_as_bias)
