@@ -85,11 +85,6 @@ TF_INLINE void pack_query_step(const typename TQ::Element* q, std::int64_t n, fl
   split_pair(x, T{});
   TF_UNROLL for (int i = 0; i < 2; ++i) store(out + i * kVecLanes, mul(x[i], set(scale)));
 }
-// The same in whole numbers: x [kRowStep] floats times `scale`.
-TF_INLINE void store_whole_step(const float* x, float scale, Word* out) {
-  TF_UNROLL for (int i = 0; i < 2; ++i) store_shorts(reinterpret_cast<std::int16_t*>(out) + i * kVecLanes,
-                                                     mul(load(x + i * kVecLanes), set(scale)));
-}
 // kRowStep columns of O as value steps of T leave them, in natural order.
 template <class T>
 TF_INLINE void natural_order(F (&x)[2]) {

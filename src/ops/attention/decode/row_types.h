@@ -84,7 +84,8 @@ TF_NOINLINE float pack_whole_query_row(const void* q, std::int64_t dim, float sc
   for (std::int64_t d = 0; d < dim; d += kRowStep, out += kVecLanes) {
     pack_query_step<F32, TQ>(from + d, dim - d, scale, x);
     if (!finite) store(x, zero()), store(x + kVecLanes, zero());
-    store_whole_step(x, to_whole, out);
+    TF_UNROLL for (int i = 0; i < kRowStep; i += kVecLanes)
+        store_shorts(reinterpret_cast<std::int16_t*>(out) + i, mul(load(x + i), set(to_whole)));
   }
   return finite ? m / kLargestShort : kNaN;
 }
