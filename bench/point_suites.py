@@ -16,7 +16,7 @@ Point = dict[str, Any]
 
 @dataclass(frozen=True)
 class PointSuite:
-    """groups: points as they are measured, those of one case together. judge: of `groups`, or of all points."""
+    """groups: points as they are measured, those of one case together. judge: of a group, or of all."""
 
     title: str
     groups: Iterable[list[Point]]
