@@ -14,6 +14,7 @@
 #include "tile/pack.h"
 //
 #include "ops/attention/dropout.h"
+#include "ops/attention/finish_lanes.h"
 #include "ops/attention/key_runs.h"
 #include "ops/attention/softmax.h"
 #include "ops/attention/units.h"
@@ -110,19 +111,11 @@ TF_NOINLINE void finish(const KernelArgs& a, const KernelSequence& s, std::int64
   for (int l = 0; l < kLanes; ++l)
     sink[l] = a.sinks ? a.sinks[kv_head * a.group + g.head[l]] * kLog2E : -kInfinity;
   for (int lane = 0; lane < kLanes; lane += kVecLanes) {
-    const F sum = load(g.sum + lane), m = sub(zero(), load(g.neg_max + lane)), sinks = load(sink + lane);
-    const M nothing = equal(sum, zero());
-    // A sink beyond 2^100 of the reference leaves nothing of the sum, and would overflow.
-    const F above = sub(sinks, m);
-    const M sink_only = greater(above, set(100.0f));
-    const F sink_weight = exp2(min(set(100.0f), above)), total = add(sum, sink_weight);
-    F f = select(sink_only, exp2(sub(zero(), above)), div(set(a.dropout_scale), total));
-    f = select(both(nothing, equal(sinks, sinks)), zero(), f);
+    const F sum = load(g.sum + lane), exact = keeps_exact_sum(a) ? load(g.exact_sum + lane) : sum;
+    F f;
+    store(lse + lane, finish_lanes(sum, exact, sub(zero(), load(g.neg_max + lane)), load(sink + lane),
+                                   set(a.dropout_scale), &f));
     store(factor + lane, f);
-    F log_sum = add(m, log2(keeps_exact_sum(a) ? add(load(g.exact_sum + lane), sink_weight) : total));
-    log_sum = select(either(nothing, sink_only), sinks, log_sum);
-    log_sum = select(equal(sum, sum), log_sum, sum);  // NaN
-    store(lse + lane, mul(log_sum, set(kLn2)));
   }
   E* row[kLanes];
   for (int l = 0; l < kLanes; ++l) {
