@@ -73,6 +73,10 @@ TF_EMULATED simde__m512 tf_cvtepi32_ps(simde__m512i x) {
 #undef _mm512_cvtepi32_ps
 #define _mm512_cvtepi32_ps(x) tf_cvtepi32_ps(x)
 
+// SIMDe's own name for it is that of its masked form.
+#undef _mm512_madd_epi16
+#define _mm512_madd_epi16(a, b) simde_mm512_madd_epi16(a, b)
+
 #undef _mm512_shuffle_f32x4
 #define _mm512_shuffle_f32x4(a, b, order) \
   simde_mm512_castsi512_ps(               \
