@@ -73,6 +73,16 @@ TF_EMULATED simde__m512 tf_cvtepi32_ps(simde__m512i x) {
 #undef _mm512_cvtepi32_ps
 #define _mm512_cvtepi32_ps(x) tf_cvtepi32_ps(x)
 
+// Numbers within 32 bits only.
+TF_EMULATED simde__m512i tf_cvtps_epi32(simde__m512 x) {
+  simde__m512_private from = simde__m512_to_private(x);
+  simde__m512i_private to;
+  for (int i = 0; i < 16; ++i) to.i32[i] = static_cast<std::int32_t>(__builtin_rintf(from.f32[i]));
+  return simde__m512i_from_private(to);
+}
+#undef _mm512_cvtps_epi32
+#define _mm512_cvtps_epi32(x) tf_cvtps_epi32(x)
+
 // SIMDe's own name for it is that of its masked form.
 #undef _mm512_madd_epi16
 #define _mm512_madd_epi16(a, b) simde_mm512_madd_epi16(a, b)
