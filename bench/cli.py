@@ -20,7 +20,7 @@ from bench.contenders import PEERS
 from bench.record import DEFAULT_OUTPUT, Record
 from bench.runner import Runner
 from bench.suites import BACKWARD_SUITES, FORWARD_SUITES, SUITES
-from bench.summary import LOSS_SUITE, SERVING_SUITE, TRAINING_SUITE
+from bench.summary import CACHE_ERROR_SUITE, LOSS_SUITE, SERVING_SUITE, TRAINING_SUITE
 from bench.table import heading, lines_of
 
 GROUPS = {
@@ -30,7 +30,7 @@ GROUPS = {
 }
 ROW_SUITES = {**SUITES, **paged_suites.SUITES}
 OWN_THREADS = ("threads", "overhead", "backward_threads", "decode", "append")  # --threads is not for these
-ALONE = [TRAINING_SUITE, LOSS_SUITE, SERVING_SUITE]  # long ones, which run only by name
+ALONE = [TRAINING_SUITE, LOSS_SUITE, SERVING_SUITE, CACHE_ERROR_SUITE]  # long ones, which run only by name
 NAMES = [name for group in GROUPS.values() for name in group] + ALONE
 
 

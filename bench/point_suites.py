@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from bench import loss_suite, memory_suite
+from bench import cache_error_suite, loss_suite, memory_suite
 from bench.record import DEFAULT_OUTPUT
 from bench.row import Verdict
-from bench.summary import LOSS_SUITE, MEMORY_SUITES, TRAINING_SUITE
+from bench.summary import CACHE_ERROR_SUITE, LOSS_SUITE, MEMORY_SUITES, TRAINING_SUITE
 
 Point = dict[str, Any]
 
@@ -61,6 +61,9 @@ def open_suite(name: str, settings: Settings, notes: list[str]) -> PointSuite:
     if name == LOSS_SUITE:
         points = loss_suite.run(settings.full, settings.threads, notes)
         return _of_single_points(name, loss_suite, points, loss_suite.judge)
+    if name == CACHE_ERROR_SUITE:
+        points = cache_error_suite.run(1024 if settings.full else 384)
+        return _of_single_points(name, cache_error_suite, points, cache_error_suite.judge)
     # transformers is needed for nothing else
     if name == TRAINING_SUITE:
         from bench import training_suite as module

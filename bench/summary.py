@@ -12,11 +12,13 @@ MEMORY_SUITES = ("memory", "published", "backward_memory")
 TRAINING_SUITE = "training"
 LOSS_SUITE = "linear_cross_entropy"
 SERVING_SUITE = "serving"
+CACHE_ERROR_SUITE = "cache_error"
 POINT_SUITES = (
     *MEMORY_SUITES,
     TRAINING_SUITE,
     LOSS_SUITE,
     SERVING_SUITE,
+    CACHE_ERROR_SUITE,
 )  # those that measure points, not rows
 
 
