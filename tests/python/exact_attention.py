@@ -75,13 +75,16 @@ def exact_attention(
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
-def assert_matches(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """actual, of any float dtype, against the float64 expected; the bound grows with the largest value."""
+def assert_matches(actual: torch.Tensor, expected: torch.Tensor, tolerance: float | None = None) -> None:
+    """actual, of any float dtype, against the float64 expected; the bound grows with the largest value.
+
+    tolerance: None is that of the dtype.
+    """
     assert actual.shape == expected.shape
     finite = expected.isfinite()
     assert torch.equal(actual.isfinite(), finite)
     assert torch.equal(actual.double()[~finite], expected[~finite])
     if finite.any():
-        bound = TOLERANCE[actual.dtype] * max(1.0, expected[finite].abs().max().item())
+        bound = (tolerance or TOLERANCE[actual.dtype]) * max(1.0, expected[finite].abs().max().item())
         error = (actual.double() - expected)[finite].abs().max().item()
         assert error <= bound, f"largest error {error:.3g}, allowed {bound:.3g}"

@@ -23,14 +23,17 @@ def queries(counts, heads=4, dim=32, dtype=torch.float32, seed=9):
 def expect(out, lse, query, cu, cache, **options):
     """Compares every sequence with exact attention over its own keys."""
     per_sequence = {"attn_mask", "diagonal"}
+    # Decode rounds what it multiplies int8 with to 15 bits.
+    coarse = torch.int8 in (cache.key.pages.dtype, cache.value.pages.dtype) and out.dtype == torch.float32
+    tolerance = 2e-4 if coarse else None
     for n, length in enumerate(cache.key_lengths.tolist()):
         rows = slice(int(cu[n]), int(cu[n + 1]))
         own = {k: v[n] if k in per_sequence else v for k, v in options.items()}
         expected, expected_lse = exact_attention(
             query[None, rows].transpose(1, 2), cache.key.dense[n][None], cache.value.dense[n][None], **own
         )
-        assert_matches(out[rows].transpose(0, 1)[None], expected)
-        assert_matches(lse[None, :, rows], expected_lse)
+        assert_matches(out[rows].transpose(0, 1)[None], expected, tolerance)
+        assert_matches(lse[None, :, rows], expected_lse, tolerance)
         assert cache.key.dense[n].shape[1] == length
 
 
