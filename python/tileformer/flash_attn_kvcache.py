@@ -11,14 +11,37 @@ from tileformer.flash_attn import _lse_of_flash_attn, _raise_rank
 from tileformer.paged_attention import refuse_gradients
 
 
+def _int32(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """An integer tensor of the caller's as int32, nothing cut off."""
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype not in (torch.int32, torch.int64):
+        given = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise ValueError(f"{name} is {given}; needed is an int32 tensor")
+    # What an int64 holds is data, which a graph cannot branch on.
+    if tensor.dtype == torch.int64 and not torch.compiler.is_compiling() and tensor.device.type == "cpu":
+        wide = tensor.to(torch.int32) != tensor
+        if wide.any():
+            raise ValueError(f"{name} holds {tensor[wide][0].item()}; allowed are numbers of 32 bits")
+    return tensor.to(torch.int32)
+
+
 def _batched(name: str, tensor: torch.Tensor, batch: int) -> torch.Tensor:
     """An int32 [batch] of the caller's, checked."""
-    if tensor.dtype not in (torch.int32, torch.int64) or tensor.shape != (batch,):
+    tensor = _int32(name, tensor)
+    if tensor.shape != (batch,):
         raise ValueError(
-            f"{name} is {tensor.dtype} {list(tensor.shape)}; needed is int32 [{batch}], one for each of the "
-            "batch"
+            f"{name} has shape {list(tensor.shape)}; needed is [{batch}], one for each of the batch"
         )
-    return tensor.to(torch.int32)
+    return tensor
+
+
+def _raise_repeated(cache_batch_idx: torch.Tensor) -> None:
+    """Two sequences that write into one row of the cache would overwrite each other."""
+    if torch.compiler.is_compiling() or cache_batch_idx.device.type != "cpu":
+        return
+    if cache_batch_idx.unique().numel() != cache_batch_idx.numel():
+        raise ValueError(
+            f"cache_batch_idx is {cache_batch_idx.tolist()}; with k and v every row may be there once only"
+        )
 
 
 def _table(
@@ -36,7 +59,7 @@ def _table(
                 f"block_table has shape {list(block_table.shape)}; needed is [{batch}, blocks], a row for "
                 "each of the batch"
             )
-        return block_table.to(torch.int32)
+        return _int32("block_table", block_table)
     if cache_batch_idx is not None:
         return _batched("cache_batch_idx", cache_batch_idx, batch).unsqueeze(1)
     if k_cache.shape[0] < batch:
@@ -119,7 +142,9 @@ def flash_attn_with_kvcache(
         if k is not None:
             raise ValueError("cache_seqlens is None, but with k and v it has to say where these go")
         cache_seqlens = table.shape[1] * k_cache.shape[1]
-    if not isinstance(cache_seqlens, torch.Tensor):
+    if isinstance(cache_seqlens, int) and not isinstance(cache_seqlens, bool):
+        if not 0 <= cache_seqlens < 2**31:
+            raise ValueError(f"cache_seqlens is {cache_seqlens}; allowed are 0 to {2**31 - 1}")
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32)
     lengths = _batched("cache_seqlens", cache_seqlens, batch)
 
@@ -131,6 +156,8 @@ def flash_attn_with_kvcache(
                 f"k and v have shapes {list(k.shape)} and {list(v.shape)}; needed are [{batch}, seq_new, "
                 "kv_heads, dim]"
             )
+        if cache_batch_idx is not None:
+            _raise_repeated(cache_batch_idx)
         held = lengths
         slots, positions, lengths = _paged_ops.slots(table, held, new, k_cache.shape[0], k_cache.shape[1])
         rotary = ()

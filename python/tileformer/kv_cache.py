@@ -106,6 +106,7 @@ class PagedKVCache:
         self.head_dim, self.v_head_dim = head_dim, v_head_dim
         self.num_pages, self.page_size = num_pages, page_size
         self.dtype, self.value_dtype = dtype, value_dtype
+        self._shrinks = 0
         self._layers = [self._pages_of(layer) for layer in range(num_layers)]
 
     @classmethod
@@ -160,14 +161,16 @@ class PagedKVCache:
         """
         if isinstance(tokens, int):
             tokens = [tokens] * len(ids)
-        return Step.of(*self._core.extend(ids, tokens), ids)
+        return Step.of(*self._core.extend(ids, tokens), ids, self._shrinks)
 
     def trim(self, id: int, length: int) -> None:
         """Forgets the tokens of the sequence from `length` on, such as a draft that was refused."""
+        self._shrinks += 1
         self._core.trim(id, length)
 
     def free(self, id: int) -> None:
         """Forgets the sequence; pages that no other sequence holds are free again."""
+        self._shrinks += 1
         self._core.free(id)
 
     def swap_out(self, id: int, to: str | os.PathLike | bytearray | memoryview | None = None):
@@ -176,6 +179,7 @@ class PagedKVCache:
         to: a file (written whole or not at all), or a writable buffer of swap_bytes(id) bytes. Without it a
         bytearray is returned.
         """
+        self._shrinks += 1
         if isinstance(to, (str, os.PathLike)):
             return self._core.swap_out_file(id, os.fspath(to))
         if to is None:
@@ -216,6 +220,7 @@ class PagedKVCache:
         rotary: cos and sin; keys are rotated by step.positions, or the positions that it holds.
         """
         pages = self.layer(layer)
+        self._raise_stale(step)
         refuse_gradients("PagedKVCache.append", key=key, value=value)
         if key.dim() == 4:
             key, value = (t.transpose(1, 2).flatten(0, 1) for t in (key, value))
@@ -241,6 +246,7 @@ class PagedKVCache:
         Returns out, laid out as query.
         """
         pages = self.layer(layer)
+        self._raise_stale(step)
         if rotary is not None:
             query = rotary.rotate(query, step)
         return paged_attention(
@@ -307,6 +313,17 @@ class PagedKVCache:
             f"{self.used_pages} of {self.num_pages} pages of {self.page_size} tokens used, "
             f"{self.nbytes / 2**20:.1f} MiB)"
         )
+
+    def _raise_stale(self, step: Step) -> None:
+        """The pages of a step may belong to others once its sequences have let tokens go."""
+        if torch.compiler.is_compiling() or step.shrinks == self._shrinks:
+            return
+        for id, held in zip(step.ids, step.key_lengths.tolist(), strict=True):
+            if self._core.length(id) < held:
+                raise ValueError(
+                    f"step is of {held} tokens of sequence {id}, which holds {self._core.length(id)} now; "
+                    "a step ends with the next trim of its sequences"
+                )
 
     def _pages_of(self, layer: int) -> LayerPages:
         # A storage of its own for every pool, so that torch does not take them for overlapping tensors. Each

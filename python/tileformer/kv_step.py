@@ -22,9 +22,12 @@ class Step(NamedTuple):
     key_lengths: torch.Tensor  # int32 [sequences]: tokens of each sequence, these included
     cu_seqlens: torch.Tensor  # int32 [sequences + 1]: where the tokens of each sequence begin in the step
     ids: Sequence[int]
+    shrinks: int  # how often the cache had let tokens go when the step was made
 
     @staticmethod
-    def of(buffer: bytearray, tokens: int, sequences: int, columns: int, ids: Sequence[int]) -> Step:
+    def of(
+        buffer: bytearray, tokens: int, sequences: int, columns: int, ids: Sequence[int], shrinks: int
+    ) -> Step:
         """From the memory that the core filled: the five tensors one after the other."""
 
         def part(dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
@@ -41,6 +44,7 @@ class Step(NamedTuple):
             part(i32, sequences, at + 4 * blocks),
             part(i32, sequences + 1, at + 4 * (blocks + sequences)),
             ids,
+            shrinks,
         )
 
 

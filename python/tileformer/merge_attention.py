@@ -22,8 +22,8 @@ def merge_attention_states(
             goes in as a transposed view. One tensor with the sets first will do.
         part_lse: as many float32 tensors [batch, heads, seq] or [heads, tokens], natural logarithm.
 
-    A set whose lse is -inf saw nothing and has no influence. A sink has to be in one of the sets only. Sums
-    are float32, in the order of the sets.
+    A set whose lse is -inf, or +inf as FlashAttention's functions return it, saw nothing and has no
+    influence. A sink has to be in one of the sets only. Sums are float32, in the order of the sets.
 
     Returns:
         (out, lse) of the union, out in the dtype and memory layout of part_out[0].
@@ -35,7 +35,8 @@ def merge_attention_states(
     out as [tokens, heads, dim_v] and lse as [heads, tokens]; FlashInfer's merge_state(v_a, s_a, v_b, s_b) has
     lse as [tokens, heads], in base 2. Source: Milakov and Gimelshein, Online normalizer calculation (2018).
     """
-    part_out, part_lse = list(part_out), list(part_lse)
+    part_out = list(part_out)
+    part_lse = [torch.where(lse == torch.inf, -torch.inf, lse) for lse in part_lse]
     if not part_out:
         raise ValueError("part_out is empty; needed are 1 to 256 parts")
     for out, lse in zip(part_out, part_lse):

@@ -180,7 +180,12 @@ TEST(KvCacheSwap, StaysWhenItCannotGo) {
   EXPECT_FALSE(cache->swap_out(id, nullptr, bytes));
   EXPECT_FALSE(cache->swap_out(id, directory.file("no/such/folder")));
   std::filesystem::create_directory(directory.file("folder"));
-  EXPECT_FALSE(cache->swap_out(id, directory.file("folder")));  // the rename fails
+  EXPECT_FALSE(cache->swap_out(id, directory.file("folder")));
+  const std::string pipe = directory.file("pipe"), link = directory.file("link");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_FALSE(cache->swap_out(id, pipe));  // as it would a device
+  ASSERT_EQ(::symlink("nowhere/at/all", link.c_str()), 0);
+  EXPECT_FALSE(cache->swap_out(id, link));
   EXPECT_EQ(directory.files(), 1u);                             // and nothing is left behind
   EXPECT_FALSE(cache->swap_out(id, "/dev/full/x"));
   EXPECT_EQ(difference(*cache, id, plain), "");

@@ -308,3 +308,47 @@ def test_compiled(kind):
     torch.testing.assert_close(actual, expected)
     for x, y in zip(compiled.given, eager.given):
         assert torch.equal(x.nan_to_num(), y.nan_to_num())
+
+
+def small_cache():
+    cache = torch.zeros(2, 16, 1, 32)
+    return torch.zeros(2, 1, 1, 32), cache, cache.clone()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"cache_seqlens": torch.tensor([2**32 + 3, 5])},
+        {"cache_seqlens": torch.tensor([3.0, 5.0])},
+        {"cache_seqlens": [3, 5]},
+        {"cache_seqlens": True},
+        {"cache_seqlens": 3.5},
+        {"cache_seqlens": 5, "cache_leftpad": [1, 0]},
+        {"cache_seqlens": 5, "cache_batch_idx": torch.tensor([2**32 + 1, 0])},
+        {"cache_seqlens": 5, "block_table": torch.tensor([[2**32 + 1], [0]])},
+        {"cache_seqlens": 5, "block_table": torch.tensor([[1.7], [0.0]])},
+    ],
+    ids=str,
+)
+def test_indices_are_never_cut_off(arguments):
+    name = list(arguments)[-1]
+    with pytest.raises(ValueError, match=f"^{name} "):
+        tileformer.flash_attn_with_kvcache(*small_cache(), **arguments)
+
+
+def test_two_sequences_cannot_write_into_one_row():
+    q, k_cache, v_cache = small_cache()
+    index = torch.tensor([1, 1], dtype=torch.int32)
+    tileformer.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=5, cache_batch_idx=index)  # reads
+    with pytest.raises(ValueError, match=r"cache_batch_idx is \[1, 1\]"):
+        tileformer.flash_attn_with_kvcache(q, k_cache, v_cache, q, q, cache_seqlens=5, cache_batch_idx=index)
+
+
+def test_an_empty_prefix_merges_into_nothing():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 1, 2, 32), torch.randn(1, 64, 2, 32), torch.randn(1, 64, 2, 32)
+    parts = [
+        tileformer.flash_attn_with_kvcache(q, k, v, cache_seqlens=n, return_softmax_lse=True) for n in (0, 60)
+    ]
+    out, lse = tileformer.merge_attention_states([o.transpose(1, 2) for o, _ in parts], [p for _, p in parts])
+    assert torch.equal(out.transpose(1, 2), parts[1][0]) and torch.equal(lse, parts[1][1])

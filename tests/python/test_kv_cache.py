@@ -533,3 +533,19 @@ def test_compiled_layer(backend):
         expected = layers(*caches(), x)
         actual = torch.compile(layers, fullgraph=True, backend=backend)(*caches(), x)
     torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_a_step_of_tokens_that_are_gone_is_refused():
+    cache = tileformer.PagedKVCache(1, 2, 32, num_pages=4, dtype=torch.float32)
+    one, other = cache.add(), cache.add()
+    step = cache.extend([one], 20)
+    new = torch.randn(20, 2, 32)
+    cache.append(0, new, new, step)
+    cache.free(other)
+    cache.attend(0, new, step)  # another sequence's end does not matter
+    cache.trim(one, 5)
+    with pytest.raises(ValueError, match="step is of 20 tokens"):
+        cache.append(0, new, new, step)
+    cache.free(one)
+    with pytest.raises(ValueError):
+        cache.attend(0, new, step)

@@ -43,7 +43,19 @@ FileWriter::~FileWriter() {
 
 Status FileWriter::failed(const char* what) const { return file_error(path_, what, errno); }
 
+// Renaming replaces whatever has the name: a link is followed first, and only a file may be replaced.
 Status FileWriter::open() {
+  struct stat info;
+  if (::lstat(path_.c_str(), &info) == 0) {
+    if (S_ISLNK(info.st_mode)) {
+      char* const target = ::realpath(path_.c_str(), nullptr);
+      if (target == nullptr) return failed("written");
+      path_ = target;
+      std::free(target);
+      if (::lstat(path_.c_str(), &info) != 0) return failed("written");
+    }
+    if (!S_ISREG(info.st_mode)) return file_error(path_, "written", S_ISDIR(info.st_mode) ? EISDIR : EEXIST);
+  }
   std::string name = path_ + ".XXXXXX";
   const int descriptor = ::mkstemp(name.data());
   if (descriptor < 0) return failed("written");
