@@ -68,7 +68,9 @@ def paged_attention(
         return_lse: also return the natural-log sum of exponentials.
 
     Few queries of a sequence (decode) and many (prefill) run in different kernels, sequence by sequence;
-    tileformer.explain() names them. A sequence's results do not depend on the others.
+    tileformer.explain() names them. A sequence's results do not depend on the others. Decode multiplies int8
+    in whole numbers: queries and weights are rounded to 15 bits of the row's largest one, a 256th of what the
+    codes themselves are rounded to.
 
     Returns:
         out, shaped as query with dim_v last, in its dtype and memory layout; with return_lse (out, lse), lse
