@@ -73,21 +73,36 @@ TF_NOINLINE void load_scales(const KernelArgs& a, const KernelSequence& s, const
   }
 }
 
-// V with NaN or infinities: a key that a row does not see must not reach it as zero times NaN. Plain, rare.
-TF_COLD void careful_outputs(const Decode& d, const Chunk& chunk, std::int64_t head, const RowState& state) {
+// V with NaN or infinities: a key that a row does not see must not reach it as zero times NaN. Products are
+// made with zeros in their place, in the same order as without them, so that rows which see none keep their
+// bits; then what is not finite is added where it is seen. Plain, rare.
+TF_COLD void hide_unseen(const DecodeScratch& x, const Chunk& chunk) {
+  constexpr int kBytes = sizeof(Word) / kElementsPerWord;
+  for (int r = 0; r < x.rows.count; ++r) {
+    char* p = reinterpret_cast<char*>(x.probabilities + r * kChunkWords);
+    for (int i = 0; i < chunk.padded; ++i) {
+      const int key = chunk.first + i;
+      if (key < x.rows.begin[r] || key >= x.rows.end[r]) __builtin_memset(p + i * kBytes, 0, kBytes);
+    }
+  }
+}
+TF_COLD void add_nonfinite(const Decode& d, const Chunk& chunk, std::int64_t head, const RowState& state) {
   int place[kRowStep];
   d.value.places(place);
-  for (int r = 0; r < d.x.rows.count; ++r)
-    for (int i = 0; i < chunk.keys; ++i) {
-      const int key = chunk.first + i;
-      if (key < d.x.rows.begin[r] || key >= d.x.rows.end[r]) continue;
-      const float p =
-          probability(d.x.probabilities + r * kChunkWords + i / kElementsPerWord, i % kElementsPerWord);
-      const char* row = d.value_rows.at(key) + head * d.a.value.head * d.a.value.element_size;
-      float* o = state.o + r * d.x.o_stride;
-      for (std::int64_t c = 0; c < d.a.dim_v; ++c)
-        o[c / kRowStep * kRowStep + place[c % kRowStep]] += p * d.value.element(row, c);
+  for (int i = 0; i < chunk.keys; ++i) {
+    const int key = chunk.first + i;
+    const char* row = d.value_rows.at(key) + head * d.a.value.head * d.a.value.element_size;
+    for (std::int64_t c = 0; c < d.a.dim_v; ++c) {
+      const float v = d.value.element(row, c);
+      if (v - v == 0) continue;
+      for (int r = 0; r < d.x.rows.count; ++r) {
+        if (key < d.x.rows.begin[r] || key >= d.x.rows.end[r]) continue;
+        const Word* p = d.x.probabilities + r * kChunkWords + i / kElementsPerWord;
+        state.o[r * d.x.o_stride + c / kRowStep * kRowStep + place[c % kRowStep]] +=
+            probability(p, i % kElementsPerWord) * v;
+      }
     }
+  }
 }
 
 // The rows of one kv head.
@@ -154,7 +169,17 @@ TF_NOINLINE void attend_chunk(const Decode& d, const Place& here, std::int64_t h
   for_runs(a.key, a.dim, chunk, keys, first_value, keys_ahead, x.key_run, d.key.copy,
            [&](const Run& run, int first) { d.key.scores(run, x, query, x.scores + first); });
   row_probabilities(a, d.options, x, d.s, chunk, x.query_scales + head * x.rows.count, d.value.whole, state);
-  if (TF_UNLIKELY(careful)) return careful_outputs(d, chunk, head, state);
+  if (TF_UNLIKELY(careful)) {
+    hide_unseen(x, chunk);
+    for (int t = 0; t * kRunRows < chunk.keys; ++t) {
+      d.value.copy(here.value.at[t] + values.offset, a.value.row, min_of(chunk.keys - t * kRunRows, kRunRows),
+                   a.dim_v, x.value_run);
+      d.value.make_finite(x.value_run, kRunRows * padded_dim(a.dim_v));
+      d.value.outputs(Run{x.value_run, padded_dim(a.dim_v), kRunRows, x.value_run, x.value_run}, x,
+                      t * kRunRows, state.o);
+    }
+    return add_nonfinite(d, chunk, head, state);
+  }
   for_runs(a.value, a.dim_v, chunk, values, next_key, values_ahead, x.value_run, d.value.copy,
            [&](const Run& run, int first) { d.value.outputs(run, x, first, state.o); });
 }

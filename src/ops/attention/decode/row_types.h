@@ -113,6 +113,16 @@ TF_NOINLINE float element_at(const void* row, std::int64_t d) {
   return element_as_float(static_cast<const typename T::Element*>(row) + d, T{}) / RowProduct<T>::kUnit;
 }
 
+// What is not finite becomes zero.
+template <class T>
+TF_NOINLINE void make_finite(void* elements, std::int64_t n) {
+  auto* p = static_cast<typename T::Element*>(elements);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float x = element_as_float(p + i, T{});
+    if (x - x != 0) p[i] = 0;
+  }
+}
+
 // The scale of a row whose codes products take for numbers: NaN if one of them is none.
 template <class T>
 TF_NOINLINE float row_scale(float scale, const void* row, std::int64_t dim) {
@@ -133,6 +143,7 @@ struct ValueType {
   void (*outputs)(const Run& run, const DecodeScratch& x, int first_key, float* o);
   bool whole;  // takes probabilities in whole numbers
   void (*natural)(F (&x)[2]);
+  void (*make_finite)(void* elements, std::int64_t n);
   void (*places)(int (&place)[kRowStep]);
   float (*element)(const void* row, std::int64_t d);
   float (*scale)(float scale, const void* row, std::int64_t dim);
@@ -155,8 +166,8 @@ TF_INLINE KeyType key_type_of(DType query) {
 }
 template <class T>
 TF_INLINE ValueType value_type_of() {
-  return {&copy_run<T>,          &run_outputs<T>, RowProduct<T>::kWhole, &to_natural_order<T>,
-          &places_of_columns<T>, &element_at<T>,  &row_scale<T>};
+  return {&copy_run<T>,    &run_outputs<T>,       RowProduct<T>::kWhole, &to_natural_order<T>,
+          &make_finite<T>, &places_of_columns<T>, &element_at<T>,        &row_scale<T>};
 }
 
 TF_NOINLINE KeyType key_type(DType key, DType query) {
