@@ -18,8 +18,8 @@
 // Results are the same bits for any number of threads and whatever else is in the batch.
 //
 // Two kernels share the work, sequence by sequence: many queries run as tiles of queries, bound by the
-// products (prefill), few queries (decode: at most 16 of a sequence) as rows of K and V that are read once
-// for all heads of a group, bound by memory. docs/design/decode.md has the reasons.
+// products (prefill), few queries over pages (decode: at most 16 of a sequence) as rows of K and V that
+// are read once for all heads of a group, bound by memory. docs/design/decode.md has the reasons.
 //
 // Sources: Dao et al., FlashAttention (2022) and FlashAttention-2 (2023); Press et al., ALiBi (2022); Salmon
 // et al., Philox (2011). Semantics follow flash-attn 2 where it has the feature.

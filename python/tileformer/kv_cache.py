@@ -306,6 +306,11 @@ class PagedKVCache:
         """Bytes of all pools, whether written or not."""
         return self._core.nbytes()
 
+    def __reduce_ex__(self, protocol):
+        raise TypeError(
+            "a PagedKVCache cannot be copied or pickled: fork() shares a sequence, swap_out() writes one"
+        )
+
     def __repr__(self) -> str:
         return (
             f"PagedKVCache({self.num_layers} layers, {self.kv_heads} kv heads, dim {self.head_dim}"

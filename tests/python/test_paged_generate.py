@@ -336,3 +336,36 @@ def test_training_through_pages_is_refused(models):
 def test_the_default_size_is_a_share_of_the_memory(models):
     pool = tileformer.PagedKVCache.for_model(models("llama")).pool
     assert pool.num_pages > 1000 and pool.used_pages == 0
+
+
+def test_a_cache_goes_on_after_it_was_full():
+    model = tiny_transformers.decoder("llama")
+    model.set_attn_implementation("tileformer")
+    cache = tileformer.PagedKVCache.for_model(model, max_tokens=64)
+    prompt = torch.arange(1, 9)[None]
+    with pytest.raises(tileformer.CacheFull):
+        model.generate(prompt, max_new_tokens=100, do_sample=False, cache=cache)
+    cache.crop(-10)
+    model.generate(torch.arange(1, 60)[None], max_new_tokens=2, do_sample=False, cache=cache)
+
+
+def test_a_switched_model_can_be_copied_and_saved(tmp_path):
+    model = use_paged_cache(tiny_transformers.decoder("llama"), max_tokens=256)
+    prompt = torch.arange(1, 9)[None]
+    expected = model.generate(prompt, max_new_tokens=4, do_sample=False)
+    assert torch.equal(copy.deepcopy(model).generate(prompt, max_new_tokens=4, do_sample=False), expected)
+    torch.save(model, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert torch.equal(loaded.generate(prompt, max_new_tokens=4, do_sample=False), expected)
+    stop_paged_cache(loaded)
+    with pytest.raises(TypeError, match="swap_out"):
+        copy.deepcopy(tileformer.PagedKVCache(1, 1, 32, num_pages=1))
+
+
+def test_a_cache_of_fewer_layers_is_refused():
+    model = tiny_transformers.decoder("llama")
+    model.set_attn_implementation("tileformer")
+    cache = tileformer.PagedKVCache.for_model(model, max_tokens=64)
+    cache.pool.num_layers -= 1
+    with pytest.raises(ValueError, match="the cache is of"):
+        model.generate(torch.arange(1, 9)[None], max_new_tokens=2, do_sample=False, cache=cache)

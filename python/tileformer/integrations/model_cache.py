@@ -135,6 +135,8 @@ class ModelCache(Cache):
         """key_states [batch, kv_heads, seq, dim]; see the head of this file for what is returned."""
         self._check(key_states, value_states, layer_idx)
         batch, attention = self._batch, kwargs.get("kwargs")
+        if batch.pending == layer_idx and self.pool.num_layers > 1:
+            batch.take_back()  # the forward before did not end
         if batch.pending is not None:
             raise RuntimeError(
                 f"layer {batch.pending} was given only its new keys, and its attention asked for no others: "
@@ -158,6 +160,8 @@ class ModelCache(Cache):
 
     def _check(self, key: torch.Tensor, value: torch.Tensor, layer: int) -> None:
         pool = self.pool
+        if layer >= pool.num_layers:
+            raise ValueError(f"the model has a layer {layer}; the cache is of {pool.num_layers} layers")
         given = key.shape[1], key.shape[3], value.shape[3]
         if given != (pool.kv_heads, pool.head_dim, pool.v_head_dim):
             raise ValueError(

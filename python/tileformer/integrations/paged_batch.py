@@ -160,8 +160,18 @@ class PagedBatch:
         self.starts = [self.starts[row] for row in rows]
         self.ids, self.step = ids, None
 
+    def take_back(self) -> None:
+        """Forgets a forward that ended in the middle, by an error or Ctrl-C."""
+        self.pending = None
+        whole = min(self.seen, default=self.columns)
+        if whole < self.columns:
+            columns, self.columns = self.columns - whole, self.columns
+            self.seen = [self.columns] * len(self.seen)
+            self.trim(columns)
+
     def trim(self, columns: int) -> None:
-        """Forgets the last `columns` columns."""
+        """Forgets the last `columns` columns, after those of a forward that did not end."""
+        self.take_back()
         if columns == 0 or not self.ids:
             return
         self.columns = max(0, self.columns - columns)

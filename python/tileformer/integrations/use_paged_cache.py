@@ -24,6 +24,12 @@ class _Switch:
         self.pool = pool
         self.attention = model.config._attn_implementation
 
+    def __deepcopy__(self, memo: dict) -> _Switch:
+        return self  # a copied model keeps its sequences in the same pool
+
+    def __reduce__(self):
+        return type(None), ()  # a saved model comes back without it
+
 
 def _wants_a_cache(model: PreTrainedModel, generation_config, options: dict) -> bool:
     if any(options.get(name) is not None for name in _CHOICES):
@@ -64,13 +70,12 @@ def use_paged_cache(
     if "generate" in vars(model):
         raise ValueError("model: its generate() was replaced already; use the paged cache before that")
     switch = _Switch(model, pool)
-    original = model.generate
 
-    @functools.wraps(original)
+    @functools.wraps(type(model).generate)
     def generate(self, inputs=None, generation_config=None, *args, **options):
         if _wants_a_cache(self, generation_config, options):
             options["cache"] = ModelCache(switch.pool, text_config(self))
-        return original(inputs, generation_config, *args, **options)
+        return type(self).generate(self, inputs, generation_config, *args, **options)
 
     model.set_attn_implementation("tileformer")
     vars(model)[_SWITCH] = switch

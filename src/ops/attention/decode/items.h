@@ -10,7 +10,8 @@
 
 namespace tileformer::attention {
 
-// Few queries, and nothing that only tiles of queries know (masks, dropout). Depends on the sequence alone.
+// Few queries over pages, and nothing that only tiles of queries know (masks, dropout). Depends on the
+// sequence alone.
 bool decodes(const AttentionArgs& args, const Problem& problem, const Sequence& s);
 
 // The items of all sequences that decode, by falling cost.
