@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import threading
 
 import pytest
@@ -549,3 +551,9 @@ def test_a_step_of_tokens_that_are_gone_is_refused():
     cache.free(one)
     with pytest.raises(ValueError):
         cache.attend(0, new, step)
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_copy_is_refused_by_what_to_use_instead(how):
+    with pytest.raises(TypeError, match=r"fork\(\).*swap_out\(\)"):
+        how(Mirror().cache)

@@ -289,6 +289,13 @@ def test_the_switch(models, no_copies):
     assert isinstance(later.cache, DynamicCache)
 
 
+def test_a_model_that_drafts_for_itself(models, no_copies):
+    model = tiny_transformers.decoder("llama")
+    expected = model.generate(prompts(1), **GREEDY)
+    use_paged_cache(model, max_tokens=2048, page_size=16)
+    assert torch.equal(model.generate(prompts(1), **GREEDY, assistant_early_exit=2), expected)
+
+
 def test_models_that_cannot_have_pages():
     with pytest.raises(ValueError, match="encoder-decoder"):
         cache_of(tiny_transformers.bart())
@@ -301,8 +308,24 @@ def test_models_that_cannot_have_pages():
 
 
 def test_a_cache_of_another_model(models):
-    with pytest.raises(ValueError, match="the cache has 2, 24, 24"):
+    with pytest.raises(ValueError, match=r"head_dim 16.*the cache has 4 layers, kv_heads 2, head_dim 24"):
         models("llama").generate(prompts(), **GREEDY, cache=cache_of(models("qwen3")))
+
+
+@pytest.mark.parametrize("attention", ["tileformer", "sdpa"])
+@pytest.mark.parametrize("layers", [3, 5])
+@pytest.mark.filterwarnings("ignore:a paged cache copies")
+def test_a_cache_of_a_model_with_other_layers(models, layers, attention):
+    cache = cache_of(models("llama"))
+    models("llama").set_attn_implementation(attention)
+    other = tiny_transformers.decoder("llama", num_hidden_layers=layers)
+    other.set_attn_implementation(attention)
+    with pytest.raises(ValueError, match="another model"):
+        other.generate(prompts(), **GREEDY, cache=cache)
+    if attention == "tileformer":
+        assert cache.pool.used_pages == 0
+        with pytest.raises(ValueError, match=f"the model has {layers} layers, .*the cache has 4 layers"):
+            other(prompts(), cache=cache)
 
 
 def test_another_batch_needs_a_reset(models):
@@ -312,20 +335,72 @@ def test_another_batch_needs_a_reset(models):
         model(prompts(2), cache=cache)
 
 
-def test_a_forward_that_was_interrupted(models, monkeypatch):
-    model, cache = models("llama"), cache_of(models("llama"))
-    layer = model.model.layers[2]
+def interrupt(model, monkeypatch, place: str, ids: torch.Tensor, cache) -> None:
+    """A forward that ends in an exception in layer 2, or where a layer writes its keys."""
 
     def stop(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(layer, "forward", stop)
-        model(prompts(), cache=cache)
-    with pytest.raises(RuntimeError, match="interrupted"):
-        model(prompts(), cache=cache)
+        if place == "between":
+            patch.setattr(model.model.layers[2], "forward", stop)
+        elif place == "last":
+            patch.setattr(model.model.layers[3].mlp, "forward", stop)
+            patch.setattr(model.model.layers[3].self_attn, "forward", stop)
+        else:
+            patch.setattr(cache.pool, place, stop)
+        model(ids, cache=cache)
+
+
+@pytest.mark.parametrize("place", ["between", "last", "append", "extend", "attend"])
+def test_a_forward_that_was_interrupted(models, no_copies, monkeypatch, place):
+    model, cache, ids = models("llama"), cache_of(models("llama")), prompts()
+    expected = model(ids).logits
+    if place != "attend":  # the first forward reads no pages
+        interrupt(model, monkeypatch, place, ids[:, :8], cache)
+    model(ids[:2, :12], cache=cache)  # of another size: nothing of the first is left
+    interrupt(model, monkeypatch, place, ids[:2, 12:], cache)
+    assert cache.get_seq_length() == 12
+    copied = copy.deepcopy(cache)
+    for one in (cache, copied):
+        torch.testing.assert_close(model(ids[:2, 12:], cache=one).logits, expected[:2, 12:])
+    interrupt(model, monkeypatch, place, ids[:2, :1], cache)
+    cache.crop(-4)
+    assert [cache.pool.length(row) for row in cache.rows] == [LENGTH - 4] * 2
+    torch.testing.assert_close(model(ids[:2, -4:], cache=cache).logits, expected[:2, -4:])
+
+
+@pytest.mark.filterwarnings("ignore:a paged cache copies")
+def test_an_interruption_with_dense_copies(models, monkeypatch):
+    model, cache, ids = models("llama"), cache_of(models("llama")), prompts()
+    model.set_attn_implementation("sdpa")
+    interrupt(model, monkeypatch, "between", ids, cache)
+    with pytest.raises(ValueError, match="after 2 layers, the cache has 4: it was interrupted"):
+        model(ids, cache=cache)
     cache.reset()
-    torch.testing.assert_close(model(prompts(), cache=cache).logits, model(prompts()).logits)
+    model(ids[:, :12], cache=cache)
+    interrupt(model, monkeypatch, "between", ids[:, 12:], cache)
+    torch.testing.assert_close(model(ids[:, 12:], cache=cache).logits, model(ids).logits[:, 12:])
+
+
+def test_a_full_cache_goes_on_with_the_right_tokens(models, no_copies):
+    model, cache, ids = models("llama"), cache_of(models("llama"), max_tokens=32), prompts(1)
+    expected = model.generate(ids, **GREEDY)
+    with pytest.raises(tileformer.CacheFull):
+        model.generate(ids, **GREEDY, cache=cache)
+    assert cache.get_seq_length() == 32
+    cache.crop(-10)
+    assert torch.equal(model.generate(expected[:, :23], max_new_tokens=4, cache=cache), expected[:, :27])
+    with pytest.raises(tileformer.CacheFull):
+        model(prompts(2, 40), cache=cache_of(models("llama"), max_tokens=64))
+
+
+def test_attention_that_reads_no_pages_is_refused(models, monkeypatch):
+    model, cache = tiny_transformers.decoder("llama"), cache_of(models("llama"))
+    cache._config = models("llama").config
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="layer 0 was given only its new keys"):
+            model(prompts(), cache=cache)
 
 
 def test_training_through_pages_is_refused(models):
@@ -357,15 +432,8 @@ def test_a_switched_model_can_be_copied_and_saved(tmp_path):
     torch.save(model, tmp_path / "model.pt")
     loaded = torch.load(tmp_path / "model.pt", weights_only=False)
     assert torch.equal(loaded.generate(prompt, max_new_tokens=4, do_sample=False), expected)
+    use_paged_cache(loaded, max_tokens=256)
+    assert torch.equal(loaded.generate(prompt, max_new_tokens=4, do_sample=False), expected)
     stop_paged_cache(loaded)
     with pytest.raises(TypeError, match="swap_out"):
         copy.deepcopy(tileformer.PagedKVCache(1, 1, 32, num_pages=1))
-
-
-def test_a_cache_of_fewer_layers_is_refused():
-    model = tiny_transformers.decoder("llama")
-    model.set_attn_implementation("tileformer")
-    cache = tileformer.PagedKVCache.for_model(model, max_tokens=64)
-    cache.pool.num_layers -= 1
-    with pytest.raises(ValueError, match="the cache is of"):
-        model.generate(torch.arange(1, 9)[None], max_new_tokens=2, do_sample=False, cache=cache)

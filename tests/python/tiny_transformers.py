@@ -30,10 +30,10 @@ DECODERS = {
 }
 
 
-def decoder(name: str) -> torch.nn.Module:
-    """A causal language model of DECODERS, float32, in evaluation mode."""
+def decoder(name: str, **options) -> torch.nn.Module:
+    """A causal language model of DECODERS, float32, in evaluation mode. options: of its configuration."""
     config_class, model_class, arguments = DECODERS[name]
-    config = getattr(transformers, config_class)(**{**_COMMON, **arguments})
+    config = getattr(transformers, config_class)(**{**_COMMON, **arguments, **options})
     return _initialised(getattr(transformers, model_class)(config))
 
 

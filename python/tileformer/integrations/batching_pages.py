@@ -47,7 +47,7 @@ class _LayerStep:
     def __init__(self, step: _Step, pages: tuple[torch.Tensor, torch.Tensor]) -> None:
         self.step, self.pages = step, pages
 
-    def store(self, key: torch.Tensor, value: torch.Tensor, seen: Visible) -> bool:
+    def store(self, key: torch.Tensor, value: torch.Tensor, seen: Visible, config: object = None) -> bool:
         return self.step.block_table is not None
 
     def attend(

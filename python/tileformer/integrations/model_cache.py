@@ -7,6 +7,9 @@ A layer calls update() with its new keys and values and hands what it returns to
 Instead of all keys, which would have to be copied together, it returns the new ones and puts the layer's
 step among the keyword arguments of that function: attn_implementation="tileformer" stores and attends in
 pages. Any other attention gets dense copies, which is right, slow, and said once.
+
+A forward that fails or is interrupted leaves the cache usable: what it has added does not count, and is taken
+back by the next forward or crop().
 """
 
 from __future__ import annotations
@@ -31,7 +34,15 @@ class _LayerStep:
     def __init__(self, batch: PagedBatch, layer: int) -> None:
         self.batch, self.layer = batch, layer
 
-    def store(self, key: torch.Tensor, value: torch.Tensor, seen: Visible | None) -> bool:
+    def store(
+        self, key: torch.Tensor, value: torch.Tensor, seen: Visible | None, config: object = None
+    ) -> bool:
+        self.batch.pending = None
+        layers = getattr(config, "num_hidden_layers", None)
+        if self.layer == 0 and layers is not None:
+            if layers != len(self.batch.seen):
+                raise _other_model(f"the model has {layers} layers,", key, value, self.batch)
+            self.batch.whole = True
         # A dense mask shows no padding: all columns are stored then, and the mask hides them.
         if seen is not None and seen.starts is not None:
             raise ValueError("packed sequences cannot go into a cache; pass them without one, or one by one")
@@ -39,7 +50,6 @@ class _LayerStep:
         key_range = None if seen is None else seen.key_range
         self.step = self.batch.step_of(self.layer, rows, queries, key_range)
         self.batch.append(self.layer, key, value, self.step)
-        self.batch.pending = None
         return not self.step.fresh
 
     def attend(
@@ -55,6 +65,15 @@ class _LayerStep:
         )
 
 
+def _other_model(whose: str, key: torch.Tensor, value: torch.Tensor, batch: PagedBatch) -> ValueError:
+    pool = batch.pool
+    return ValueError(
+        f"{whose} kv_heads {key.shape[1]}, head_dim {key.shape[3]}, v_head_dim {value.shape[3]}; "
+        f"the cache has {len(batch.seen)} layers, kv_heads {pool.kv_heads}, head_dim {pool.head_dim}, "
+        f"v_head_dim {pool.v_head_dim}: it was made for another model"
+    )
+
+
 class _Layer(CacheLayerMixin):
     """What transformers asks of a layer. Nothing is kept here: one page table serves all layers."""
 
@@ -63,9 +82,9 @@ class _Layer(CacheLayerMixin):
     is_sliding = False  # its window is the attention's business: pages keep all keys
     supports_early_init = False
 
-    def __init__(self, batch: PagedBatch, index: int) -> None:
+    def __init__(self, batch: PagedBatch) -> None:
         super().__init__()
-        self._batch, self._index = batch, index
+        self._batch = batch
         self.is_initialized = True
 
     @property
@@ -79,10 +98,10 @@ class _Layer(CacheLayerMixin):
         raise NotImplementedError("the whole cache is updated: ModelCache.update(key, value, layer_idx, ...)")
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._batch.seen[self._index] + query_length, 0
+        return self._batch.finished + query_length, 0
 
     def get_seq_length(self) -> int:
-        return self._batch.seen[self._index]
+        return self._batch.finished
 
     def get_max_length(self) -> int:
         return -1
@@ -98,8 +117,10 @@ class ModelCache(Cache):
     def __init__(self, pool: PagedKVCache, config, *, _batch: PagedBatch | None = None) -> None:
         self.pool = pool
         self._config = config
-        self._batch = _batch if _batch is not None else PagedBatch(pool, pool.num_layers)
-        super().__init__(layers=[_Layer(self._batch, layer) for layer in range(pool.num_layers)])
+        # A model that drafts for itself leaves early: its config counts fewer layers meanwhile.
+        layers = min(pool.num_layers, config.num_hidden_layers)
+        self._batch = _batch if _batch is not None else PagedBatch(pool, layers)
+        super().__init__(layers=[_Layer(self._batch) for _ in self._batch.seen])
         weakref.finalize(self, PagedBatch.reset, self._batch).atexit = False
 
     @classmethod
@@ -135,13 +156,16 @@ class ModelCache(Cache):
         """key_states [batch, kv_heads, seq, dim]; see the head of this file for what is returned."""
         self._check(key_states, value_states, layer_idx)
         batch, attention = self._batch, kwargs.get("kwargs")
-        if batch.pending == layer_idx and self.pool.num_layers > 1:
-            batch.take_back()  # the forward before did not end
-        if batch.pending is not None:
+        # The next layer asks, or the next forward after the last layer: an interrupted forward ends earlier.
+        skipped = batch.pending
+        if skipped is not None and (layer_idx > 0 or skipped == len(self.layers) - 1):
+            batch.pending = None
             raise RuntimeError(
-                f"layer {batch.pending} was given only its new keys, and its attention asked for no others: "
+                f"layer {skipped} was given only its new keys, and its attention asked for no others: "
                 "it is not attn_implementation='tileformer'. Results would be wrong; use another cache"
             )
+        if layer_idx == 0:
+            batch.take_back()
         step = _LayerStep(batch, layer_idx)
         if attention is not None and self._config._attn_implementation == "tileformer":
             attention["tileformer_pages"] = step
@@ -160,14 +184,9 @@ class ModelCache(Cache):
 
     def _check(self, key: torch.Tensor, value: torch.Tensor, layer: int) -> None:
         pool = self.pool
-        if layer >= pool.num_layers:
-            raise ValueError(f"the model has a layer {layer}; the cache is of {pool.num_layers} layers")
         given = key.shape[1], key.shape[3], value.shape[3]
-        if given != (pool.kv_heads, pool.head_dim, pool.v_head_dim):
-            raise ValueError(
-                f"layer {layer} has {given[0]} kv heads of dim {given[1]}, values of {given[2]}; the cache "
-                f"has {pool.kv_heads}, {pool.head_dim}, {pool.v_head_dim} for all {pool.num_layers} layers"
-            )
+        if layer >= len(self.layers) or given != (pool.kv_heads, pool.head_dim, pool.v_head_dim):
+            raise _other_model(f"layer {layer} (from 0) of the model has", key, value, self._batch)
 
     # transformers' words
 

@@ -31,7 +31,8 @@ class BatchStep:
 class PagedBatch:
     """ids[i] is the sequence of row i, starts[i] the column of its first token; columns counts all of them.
 
-    seen[layer] is the number of columns that a layer holds: within a forward the layers differ by a step.
+    seen[layer] is the number of columns that a layer holds: within a forward the layers differ by a step, and
+    so they do after one that was interrupted. Its columns do not count, and take_back() takes them back.
     """
 
     def __init__(self, pool: PagedKVCache, layers: int) -> None:
@@ -42,6 +43,12 @@ class PagedBatch:
         self.seen = [0] * layers
         self.step: BatchStep | None = None
         self.pending: int | None = None  # the layer whose attention has still to store what it was given
+        self.whole = False  # the model is known to have as many layers as this
+
+    @property
+    def finished(self) -> int:
+        """The columns that all layers hold."""
+        return min(self.seen)
 
     # One forward
 
@@ -52,13 +59,11 @@ class PagedBatch:
         """
         if self.seen[layer] == self.columns:
             self.step = self._extend(batch, queries, key_range)
-            self.columns += queries
         elif self.step is None or self.seen[layer] + queries != self.columns:
             raise RuntimeError(
                 f"layer {layer} holds {self.seen[layer]} tokens of {self.columns}: a forward was interrupted "
                 "or the model calls its layers another number of times; cache.reset() empties the cache"
             )
-        self.seen[layer] = self.columns
         return self.step
 
     def _extend(self, batch: int, queries: int, key_range: torch.Tensor | None) -> BatchStep:
@@ -68,6 +73,7 @@ class PagedBatch:
         elif len(self.ids) != batch:
             raise ValueError(f"the batch has {batch} rows, but the cache holds {len(self.ids)}")
         before, after = self.columns, self.columns + queries
+        self.columns = after
         ranges = None if key_range is None else key_range.tolist()
         if ranges is not None and (before == 0 or max(self.starts) >= before):
             for row, (first, end) in enumerate(ranges):
@@ -76,7 +82,10 @@ class PagedBatch:
         tokens = [after - min(after, max(before, start)) for start in self.starts]
         try:
             step = self.pool.extend(self.ids, tokens)
-        except CacheFull as error:
+        except BaseException as error:
+            self._cut(before)
+            if not isinstance(error, CacheFull):
+                raise
             raise CacheFull(
                 f"{error}. A larger cache: PagedKVCache.for_model(model, max_tokens=...), with the tokens of "
                 f"all {batch} rows together"
@@ -97,6 +106,8 @@ class PagedBatch:
         if step.stored is not None:
             key, value = (t.transpose(1, 2).flatten(0, 1)[step.stored] for t in (key, value))
         self.pool.append(layer, key, value, step.step)
+        self.seen[layer] = self.columns
+        self.whole = self.whole or layer == len(self.seen) - 1
 
     def attend(
         self, layer: int, query: torch.Tensor, step: BatchStep, seen: Visible, **options
@@ -146,8 +157,22 @@ class PagedBatch:
 
     # Between forwards
 
+    def take_back(self) -> None:
+        """Takes back what a forward has added that did not reach the last layer."""
+        self.pending = None
+        if self.finished == self.columns:
+            return
+        if not self.whole:  # an interruption looks like a model of fewer layers, which would lose every step
+            raise ValueError(
+                f"the first forward ended after {sum(map(bool, self.seen))} layers, the cache has "
+                f"{len(self.seen)}: it was interrupted, and cache.reset() makes the cache usable; or "
+                "the cache was made for another model"
+            )
+        self._cut(self.finished)
+
     def select(self, rows: Sequence[int]) -> None:
         """Row i becomes what row rows[i] is. One that is chosen again shares the pages of the first."""
+        self.take_back()
         if not self.ids or list(rows) == list(range(len(self.ids))):
             return
         ids, taken = [], set()
@@ -160,23 +185,18 @@ class PagedBatch:
         self.starts = [self.starts[row] for row in rows]
         self.ids, self.step = ids, None
 
-    def take_back(self) -> None:
-        """Forgets a forward that ended in the middle, by an error or Ctrl-C."""
-        self.pending = None
-        whole = min(self.seen, default=self.columns)
-        if whole < self.columns:
-            columns, self.columns = self.columns - whole, self.columns
-            self.seen = [self.columns] * len(self.seen)
-            self.trim(columns)
-
     def trim(self, columns: int) -> None:
         """Forgets the last `columns` columns, after those of a forward that did not end."""
         self.take_back()
-        if columns == 0 or not self.ids:
-            return
-        self.columns = max(0, self.columns - columns)
+        if columns > 0 and self.ids:
+            self._cut(max(0, self.columns - columns))
+
+    def _cut(self, columns: int) -> None:
+        if columns == 0:  # nothing is left that would bind the next forward to these rows
+            return self.reset()
+        self.columns = columns
         for id, start in zip(self.ids, self.starts):
-            self.pool.trim(id, max(0, self.columns - start))
+            self.pool.trim(id, min(self.pool.length(id), max(0, columns - start)))
         self.starts = [min(start, self.columns) for start in self.starts]
         self.seen = [self.columns] * len(self.seen)
         self.step = None
@@ -186,11 +206,13 @@ class PagedBatch:
         for id in self.ids:
             self.pool.free(id)
         self.ids, self.starts, self.columns, self.step, self.pending = [], [], 0, None, None
-        self.seen = [0] * len(self.seen)
+        self.seen, self.whole = [0] * len(self.seen), False
 
     def fork(self) -> PagedBatch:
         """The same rows once more, in the same pages."""
+        self.take_back()
         other = PagedBatch(self.pool, len(self.seen))
         other.ids = [self.pool.fork(id) for id in self.ids]
         other.starts, other.columns, other.seen = list(self.starts), self.columns, list(self.seen)
+        other.whole = self.whole
         return other

@@ -33,8 +33,11 @@ _logger = logging.get_logger("tileformer")
 class LayerStep(Protocol):
     """What a cache of pages puts among the keyword arguments of a layer's attention: the layer's step."""
 
-    def store(self, key: torch.Tensor, value: torch.Tensor, seen: Visible) -> bool:
-        """Writes the new keys and values into pages. False: there are no older ones, so these are all."""
+    def store(self, key: torch.Tensor, value: torch.Tensor, seen: Visible, config: object = None) -> bool:
+        """Writes the new keys and values into pages. False: there are no older ones, so these are all.
+
+        config: of the model that calls, which need not be the one that the cache was made for.
+        """
 
     def attend(
         self,
@@ -105,7 +108,7 @@ def attention_forward(
     if tileformer_pages is not None:
         if position_bias is not None or dropout > 0:
             raise ValueError("the paged cache knows no position_bias and no dropout; use another cache")
-        if tileformer_pages.store(key, value, seen):
+        if tileformer_pages.store(key, value, seen, getattr(module, "config", None)):
             out = tileformer_pages.attend(query, seen, scaling, softcap or 0.0, s_aux)
             return out.transpose(1, 2), None
     if mask is not None or key_range is not None:

@@ -56,6 +56,9 @@ def use_paged_cache(
     PagedKVCache.for_model. A call that is given a cache, or use_cache=False, does what it did.
     stop_paged_cache(model) undoes it. Called again, it makes a pool of the new size.
 
+    copy.deepcopy(model) shares the pool. A model that was saved (pickle, torch.save) comes back with the same
+    attention but without pages, until this is called for it.
+
     Returns the model. Raises ValueError for a model whose layers a pool of pages cannot serve.
     """
     pool = pool_for_model(
@@ -67,7 +70,8 @@ def use_paged_cache(
         value_dtype=value_dtype,
     )
     stop_paged_cache(model)
-    if "generate" in vars(model):
+    # A saved model brings back its class's generate() in the place of ours.
+    if getattr(vars(model).get("generate", model.generate), "__func__", None) is not type(model).generate:
         raise ValueError("model: its generate() was replaced already; use the paged cache before that")
     switch = _Switch(model, pool)
 
