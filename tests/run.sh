@@ -36,15 +36,14 @@ step_release() { preset release; }
 step_python() { python_tests; }
 
 # Each ISA of this machine forced, the best one included. A name that did not take effect fails base_isa_test. The tests
-# attention_*_test go through all ISAs by themselves, and the Python tests have run on the best one (the first) already.
+# attention_*_test go through all ISAs by themselves.
 step_isas() {
-  local isa status=0 isas tests=tests/python/test_introspection.py
+  local isa status=0 isas
   isas=$(supported_isas) || return 1
   for isa in $isas; do
     echo "TILEFORMER_ISA=$isa"
     TILEFORMER_ISA=$isa preset release -E '^attention_.*_test$' || status=1
-    TILEFORMER_ISA=$isa python_tests -m "not slow" "$tests" || status=1
-    tests=tests/python
+    TILEFORMER_ISA=$isa python_tests -m "not slow" || status=1
   done
   return $status
 }

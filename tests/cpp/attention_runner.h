@@ -6,26 +6,17 @@
 #include <vector>
 
 #include "guarded_memory.h"
-#include "ops/attention/units.h"
+#include "ops/attention/unit_table.h"
 #include "tileformer/attention_backward.h"
+#include "unit_targets.h"
 
 namespace tileformer::test {
 
-// An ISA by its name, or a unit that exists for tests only.
-struct Target {
-  std::string name;
-  const attention::Unit* test_unit = nullptr;
-};
+using Target = UnitTarget<attention::Unit>;
+using Forced = ForcedUnit<attention::Unit>;
 
 inline const std::vector<Target>& targets() {
-  static const std::vector<Target> all = [] {
-    std::vector<Target> found;
-    for (Isa isa : supported_isas()) found.push_back({name_of(isa)});
-    for (const char* name : {"amx_emulated", "avx512_fma_simde", "avx512_bf16_simde"}) {
-      if (const attention::Unit* unit = attention::find_unit(name)) found.push_back({name, unit});
-    }
-    return found;
-  }();
+  static const std::vector<Target> all = unit_targets(attention::units());
   return all;
 }
 
@@ -37,24 +28,6 @@ inline std::vector<Target> targets_of(DType dtype) {
   }
   return chosen;
 }
-
-// While it lives, calls of this thread run on the target.
-class Forced {
- public:
-  explicit Forced(const Target& target) : status_(force_isa(target.test_unit ? "" : target.name)) {
-    attention::force_unit(target.test_unit);
-  }
-  ~Forced() {
-    attention::force_unit(nullptr);
-    status_ = force_isa("");
-  }
-  Forced(const Forced&) = delete;
-  Forced& operator=(const Forced&) = delete;
-  const Status& status() const { return status_; }
-
- private:
-  Status status_;
-};
 
 // Plans and runs with exactly the workspace that the plan asks for, filled with NaN.
 template <typename Args, typename Plan>

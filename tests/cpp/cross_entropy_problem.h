@@ -10,6 +10,7 @@
 #include "guarded_memory.h"
 #include "ops/cross_entropy/units.h"
 #include "tileformer/cross_entropy.h"
+#include "unit_targets.h"
 
 namespace tileformer::test {
 
@@ -72,32 +73,18 @@ inline CrossEntropyResult results_of(const CrossEntropyArgs& args) {
   return {elements_of(args.loss), elements_of(args.lse), elements_of(args.logits)};
 }
 
-// An ISA by its name, or a unit that exists for tests only.
-struct CrossEntropyTarget {
-  std::string name;
-  const cross_entropy_op::Unit* test_unit = nullptr;
-};
+using CrossEntropyTarget = UnitTarget<cross_entropy_op::Unit>;
 
 inline const std::vector<CrossEntropyTarget>& cross_entropy_targets() {
-  static const std::vector<CrossEntropyTarget> all = [] {
-    std::vector<CrossEntropyTarget> found;
-    for (Isa isa : supported_isas()) found.push_back({name_of(isa)});
-    for (const char* name : {"amx_emulated", "avx512_fma_simde", "avx512_bf16_simde"}) {
-      if (const auto* unit = cross_entropy_op::find_unit(name)) found.push_back({name, unit});
-    }
-    return found;
-  }();
+  static const std::vector<CrossEntropyTarget> all = unit_targets(cross_entropy_op::units());
   return all;
 }
 
 inline Status run_cross_entropy(const CrossEntropyTarget& on, const CrossEntropyArgs& args,
                                 Executor& executor = serial_executor()) {
-  if (Status s = force_isa(on.test_unit ? "" : on.name); !s) return s;
-  cross_entropy_op::force_unit(on.test_unit);
-  Status result = cross_entropy(args, executor);
-  cross_entropy_op::force_unit(nullptr);
-  if (Status s = force_isa(""); !s) return s;
-  return result;
+  const ForcedUnit forced(on);
+  if (!forced.status()) return forced.status();
+  return cross_entropy(args, executor);
 }
 
 }  // namespace tileformer::test

@@ -11,6 +11,7 @@
 #include "guarded_tensors.h"
 #include "ops/kv_cache/units.h"
 #include "tileformer/kv_append.h"
+#include "unit_targets.h"
 
 namespace tileformer::test {
 
@@ -102,32 +103,18 @@ class KvAppendProblem {
   std::mt19937 random_;
 };
 
-// An ISA by its name, or a unit that exists for tests only.
-struct KvTarget {
-  std::string name;
-  const kv_cache::Unit* test_unit = nullptr;
-};
+using KvTarget = UnitTarget<kv_cache::Unit>;
 
 inline const std::vector<KvTarget>& kv_targets() {
-  static const std::vector<KvTarget> all = [] {
-    std::vector<KvTarget> found;
-    for (Isa isa : supported_isas()) found.push_back({name_of(isa)});
-    for (const char* name : {"amx_emulated", "avx512_fma_simde", "avx512_bf16_simde"}) {
-      if (const auto* unit = kv_cache::find_unit(name)) found.push_back({name, unit});
-    }
-    return found;
-  }();
+  static const std::vector<KvTarget> all = unit_targets(kv_cache::units());
   return all;
 }
 
 template <typename Call>
 Status run_on(const KvTarget& on, Call call) {
-  if (Status s = force_isa(on.test_unit ? "" : on.name); !s) return s;
-  kv_cache::force_unit(on.test_unit);
-  Status result = call();
-  kv_cache::force_unit(nullptr);
-  if (Status s = force_isa(""); !s) return s;
-  return result;
+  const ForcedUnit forced(on);
+  if (!forced.status()) return forced.status();
+  return call();
 }
 
 }  // namespace tileformer::test

@@ -9,6 +9,7 @@
 #include "guarded_tensors.h"
 #include "ops/merge_attention/units.h"
 #include "tileformer/merge_attention.h"
+#include "unit_targets.h"
 
 namespace tileformer::test {
 
@@ -56,32 +57,18 @@ class MergeData {
   GuardedTensors tensors_;
 };
 
-// An ISA by its name, or a unit that exists for tests only.
-struct MergeTarget {
-  std::string name;
-  const merge_attention::Unit* test_unit = nullptr;
-};
+using MergeTarget = UnitTarget<merge_attention::Unit>;
 
 inline const std::vector<MergeTarget>& merge_targets() {
-  static const std::vector<MergeTarget> all = [] {
-    std::vector<MergeTarget> found;
-    for (Isa isa : supported_isas()) found.push_back({name_of(isa)});
-    for (const char* name : {"amx_emulated", "avx512_fma_simde", "avx512_bf16_simde"}) {
-      if (const auto* unit = merge_attention::find_unit(name)) found.push_back({name, unit});
-    }
-    return found;
-  }();
+  static const std::vector<MergeTarget> all = unit_targets(merge_attention::units());
   return all;
 }
 
 inline Status run_merge(const MergeTarget& on, const MergeAttentionArgs& args,
                         Executor& executor = serial_executor()) {
-  if (Status s = force_isa(on.test_unit ? "" : on.name); !s) return s;
-  merge_attention::force_unit(on.test_unit);
-  Status result = merge_attention_states(args, executor);
-  merge_attention::force_unit(nullptr);
-  if (Status s = force_isa(""); !s) return s;
-  return result;
+  const ForcedUnit forced(on);
+  if (!forced.status()) return forced.status();
+  return merge_attention_states(args, executor);
 }
 
 }  // namespace tileformer::test

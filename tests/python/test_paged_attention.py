@@ -25,7 +25,7 @@ def expect(out, lse, query, cu, cache, **options):
     per_sequence = {"attn_mask", "diagonal"}
     # Decode rounds what it multiplies int8 with to 15 bits.
     coarse = torch.int8 in (cache.key.pages.dtype, cache.value.pages.dtype) and out.dtype == torch.float32
-    tolerance = 2e-4 if coarse else None
+    tolerance = 1e-4 if coarse else None
     for n, length in enumerate(cache.key_lengths.tolist()):
         rows = slice(int(cu[n]), int(cu[n + 1]))
         own = {k: v[n] if k in per_sequence else v for k, v in options.items()}

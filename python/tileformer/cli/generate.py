@@ -39,15 +39,7 @@ def add_parser(commands) -> None:
         action="store_true",
         help="greedy, through every attention in turn: do the texts agree, how fast",
     )
-    parser.add_argument(
-        "--dtype",
-        type=option_types.dtype,
-        default="auto",
-        help="auto (default), float32, bfloat16 or float16",
-    )
-    parser.add_argument(
-        "--threads", type=option_types.positive_int, help="threads (default: torch's, the cores)"
-    )
+    option_types.add_precision_and_threads(parser)
     parser.add_argument(
         "--max-new-tokens", type=option_types.positive_int, default=256, help="default: %(default)s"
     )

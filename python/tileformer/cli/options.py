@@ -77,3 +77,11 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+def add_precision_and_threads(parser: argparse.ArgumentParser) -> None:
+    """--dtype and --threads of the commands that run a model."""
+    parser.add_argument(
+        "--dtype", type=dtype, default="auto", help="auto (default), float32, bfloat16 or float16"
+    )
+    parser.add_argument("--threads", type=positive_int, help="threads (default: torch's, the cores)")

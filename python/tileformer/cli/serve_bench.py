@@ -67,15 +67,7 @@ def add_parser(commands) -> None:
         default=512,
         help="of a step (default: %(default)s)",
     )
-    parser.add_argument(
-        "--dtype",
-        type=option_types.dtype,
-        default="auto",
-        help="auto (default), float32, bfloat16 or float16",
-    )
-    parser.add_argument(
-        "--threads", type=option_types.positive_int, help="threads (default: torch's, the cores)"
-    )
+    option_types.add_precision_and_threads(parser)
     parser.add_argument(
         "--seed", type=option_types.whole, default=0, help="of lengths and prompts (default: 0)"
     )

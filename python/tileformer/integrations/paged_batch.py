@@ -133,7 +133,10 @@ class PagedBatch:
             return step.mask[1]
         own = mask
         if step.stored is not None and mask.shape[2] > 1:
-            raise NotImplementedError("a dense mask over rows that begin within this chunk of the prompt")
+            raise ValueError(
+                "attention_mask is dense and rows begin within this chunk of the prompt; allowed is a "
+                "padding mask [batch, keys], or a dense one once every row has begun"
+            )
         if any(self.starts):
             starts = torch.tensor(self.starts)
             longest = self.columns - int(starts.min())

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/run_workers.h"
 #include "ops/attention/kernel_inputs.h"
 #include "ops/attention/plan.h"
 
@@ -13,51 +14,48 @@ using namespace attention;
 
 namespace {
 
-struct Job {
-  const Unit* tiles;
-  const DecodeKernel* rows;
-  const KernelArgs* args;
+// What follows from the arguments alone.
+struct Prepared {
+  Problem problem;
+  Choice choice;
+  AttentionPlan plan;
+  DecodeWork decode;
 };
 
-}  // namespace
+Status check_and_choose(const AttentionArgs& args, Prepared* p) {
+  if (Status s = check(args, &p->problem); !s) return s;
+  return choose(p->problem, &p->choice);
+}
 
-Status plan_attention(const AttentionArgs& args, int threads, AttentionPlan* plan) {
-  Problem problem;
-  if (Status s = check(args, &problem); !s) return s;
-  Choice choice;
-  if (Status s = choose(problem, &choice); !s) return s;
-  *plan = attention::plan(args, problem, choice.unit, choice.isa, cpu_topology(), std::max(threads, 1));
-  if (*choice.note) plan->note = choice.note;
+Status prepare(const AttentionArgs& args, int threads, Prepared* p) {
+  if (Status s = check_and_choose(args, p); !s) return s;
+  threads = std::max(threads, 1);
+  if (p->choice.unit) p->decode = decode_work(args, p->problem, threads);
+  p->plan =
+      attention::plan(args, p->problem, p->decode, p->choice.unit, p->choice.isa, cpu_topology(), threads);
+  if (*p->choice.note) p->plan.note = p->choice.note;
   return Status::ok();
 }
 
-Status attention_forward(const AttentionArgs& args, const AttentionPlan& plan, Workspace workspace,
-                         Executor& executor) {
-  Problem problem;
-  if (Status s = check(args, &problem); !s) return s;
-  Choice choice;
-  if (Status s = choose(problem, &choice); !s) return s;
-  if (!choice.unit) return attention_reference(args);
-  if (std::strcmp(plan.unit, choice.unit->label) != 0)
-    return Status::invalid(std::string("plan: made for the unit ") + (*plan.unit ? plan.unit : "(none)") +
-                           ", this call runs on " + choice.unit->label);
+Status run(const AttentionArgs& args, const Prepared& p, Workspace workspace, Executor& executor) {
+  const AttentionPlan& plan = p.plan;
+  if (!p.choice.unit) return attention_reference(args);
   if (plan.tasks == 0 && plan.decode_items == 0) return Status::ok();
 
-  KernelArgs k = kernel_args(args, problem, plan.key_block, plan.query_block / plan.query_lanes);
-  const std::vector<KernelSequence> sequences = kernel_sequences(args, problem);
-  const std::vector<Task> tasks = work_list(args, problem, plan.query_lanes, k.max_groups);
-  const std::vector<float> sinks = sinks_of(args, problem);
+  KernelArgs k = kernel_args(args, p.problem, plan.key_block, plan.query_block / plan.query_lanes);
+  const std::vector<KernelSequence> sequences = kernel_sequences(args, p.problem);
+  const std::vector<Task> tasks = work_list(args, p.problem, plan.query_lanes, k.max_groups);
+  const std::vector<float> sinks = sinks_of(args, p.problem);
   if (args.sinks) k.sinks = sinks.data();
-  const DecodeWork decode = decode_work(args, problem, plan.threads_asked);
   std::int64_t next_item = 0, next_decode = 0;
   k.sequences = sequences.data();
   k.tasks = tasks.data();
   k.tasks_count = static_cast<std::int64_t>(tasks.size());
   k.next_item = &next_item;
-  k.decode_items = decode.items.data();
-  k.decode_count = static_cast<std::int64_t>(decode.items.size());
+  k.decode_items = p.decode.items.data();
+  k.decode_count = static_cast<std::int64_t>(p.decode.items.size());
   k.next_decode = &next_decode;
-  const WorkerMemory memory = worker_memory(*choice.unit, !tasks.empty(), decode, &k);
+  const WorkerMemory memory = worker_memory(*p.choice.unit, !tasks.empty(), p.decode, &k);
   const int workers = std::min(plan.threads, executor.threads());
   const std::size_t needed = memory.shared + memory.each * std::size_t(workers) + 64;
   if (!workspace.data || workspace.bytes < needed)
@@ -66,32 +64,51 @@ Status attention_forward(const AttentionArgs& args, const AttentionPlan& plan, W
   char* base = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(workspace.data) + 63) / 64 * 64);
   k.partials = reinterpret_cast<float*>(base);
   k.partials_done = reinterpret_cast<std::int64_t*>(base + memory.partials);
-  std::fill_n(k.partials_done, decode.counters, 0);
+  std::fill_n(k.partials_done, p.decode.counters, 0);
   k.scratch = base + memory.shared;
   k.scratch_bytes = memory.each;
 
-  Job job{choice.unit, &decode_kernel_of(*choice.unit), &k};
-  auto body = [](void* context, int worker) {
-    const Job& j = *static_cast<const Job*>(context);
-    if (j.args->tasks_count) j.tiles->run(*j.args, worker);
-    if (j.args->decode_count) j.rows->run(*j.args, worker);
-  };
-  if (workers <= 1)
-    body(&job, 0);
-  else
-    executor.run(workers, body, &job);
+  const Unit& tiles = *p.choice.unit;
+  const DecodeKernel& rows = decode_kernel_of(tiles);
+  run_workers(executor, workers, [&](int worker) {
+    if (k.tasks_count) tiles.run(k, worker);
+    if (k.decode_count) rows.run(k, worker);
+  });
   return Status::ok();
 }
 
+}  // namespace
+
+Status plan_attention(const AttentionArgs& args, int threads, AttentionPlan* plan) {
+  Prepared p;
+  if (Status s = prepare(args, threads, &p); !s) return s;
+  *plan = p.plan;
+  return Status::ok();
+}
+
+Status attention_forward(const AttentionArgs& args, const AttentionPlan& plan, Workspace workspace,
+                         Executor& executor) {
+  Prepared p;
+  if (Status s = check_and_choose(args, &p); !s) return s;
+  p.plan = plan;
+  if (p.choice.unit) {
+    if (std::strcmp(plan.unit, p.choice.unit->label) != 0)
+      return Status::invalid(std::string("plan: made for the unit ") + (*plan.unit ? plan.unit : "(none)") +
+                             ", this call runs on " + p.choice.unit->label);
+    p.decode = decode_work(args, p.problem, plan.threads_asked);
+  }
+  return run(args, p, workspace, executor);
+}
+
 Status attention_forward(const AttentionArgs& args, Executor& executor) {
-  AttentionPlan plan;
-  if (Status s = plan_attention(args, executor.threads(), &plan); !s) return s;
+  Prepared p;
+  if (Status s = prepare(args, executor.threads(), &p); !s) return s;
   static thread_local ScratchBuffer scratch;
-  const Workspace workspace = scratch.reserve(plan.workspace_bytes);
-  if (!workspace.data && plan.workspace_bytes)
-    return Status::out_of_memory("workspace: " + std::to_string(plan.workspace_bytes) +
+  const Workspace workspace = scratch.reserve(p.plan.workspace_bytes);
+  if (!workspace.data && p.plan.workspace_bytes)
+    return Status::out_of_memory("workspace: " + std::to_string(p.plan.workspace_bytes) +
                                  " bytes could not be allocated");
-  return attention_forward(args, plan, workspace, executor);
+  return run(args, p, workspace, executor);
 }
 
 }  // namespace tileformer

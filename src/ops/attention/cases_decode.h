@@ -46,7 +46,7 @@ inline void add_decode(Cases& cases) {
   });
 }
 
-// The same without pages, for the backward too.
+// Few queries to many keys without pages, which tiles take: forward and backward.
 inline void add_few_queries(Cases& cases) {
   for (std::int64_t queries : {1, 6}) {
     AttentionCase c{.name = "few_queries_" + std::to_string(queries), .batch = 2, .heads = 6, .kv_heads = 2};

@@ -75,7 +75,6 @@ Status check_pages(const AttentionArgs& args, Problem* problem, Longest* longest
     }
     longest->keys = std::max(longest->keys, length);
   }
-  problem->paged = true;
   problem->page_size = page_size;
   problem->total_keys = longest->keys;
   return Status::ok();

@@ -91,7 +91,7 @@ Status check_key_range(const AttentionArgs& args, const Problem& problem) {
                  expected + ", first and last + 1 key of each sequence");
   }
   for (std::int64_t i = 0; i < problem.sequences; ++i) {
-    const std::int64_t keys = problem.paged ? index_at(args.key_lengths, i)
+    const std::int64_t keys = problem.paged() ? index_at(args.key_lengths, i)
                               : problem.packed
                                   ? index_at(args.cu_seqlens_key, i + 1) - index_at(args.cu_seqlens_key, i)
                                   : problem.total_keys;

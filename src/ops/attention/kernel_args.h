@@ -4,17 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "tileformer/dtype.h"
+#include "base/operand.h"
 
 namespace tileformer::attention {
 
-// A tensor [batch, heads, rows, columns]; strides in elements, 0 where it broadcasts.
-struct Operand {
-  void* data;
-  DType dtype;
-  int element_size;  // bytes
-  std::int64_t batch, head, row, column;
-};
+using tileformer::Operand;
 
 // A run of lane groups of one sequence and kv head.
 struct Task {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/element.h"
+#include "ops/attention/unit_table.h"
 #include "tileformer/philox.h"
 
 namespace tileformer::attention {
@@ -14,22 +15,12 @@ std::int64_t window(std::int64_t w) { return std::min(w, std::int64_t{1} << 40);
 
 }  // namespace
 
-Operand operand(const TensorView& view) {
-  Operand o{};
-  if (!view) return o;
-  o.data = view.data;
-  o.dtype = view.dtype;
-  o.element_size = static_cast<int>(size_of(view.dtype));
-  std::int64_t* strides[4] = {&o.batch, &o.head, &o.row, &o.column};
-  for (int i = 0; i < view.rank; ++i) *strides[i] = view.shape[i] == 1 ? 0 : view.stride[i];
-  return o;
-}
-
 Status choose(const Problem& problem, Choice* choice) {
   *choice = {nullptr, Isa::portable, ""};
   if (Status s = active_isa(&choice->isa); !s) return s;
   if (problem.dtype == DType::f64) return Status::ok();
-  choice->unit = forced_unit() ? forced_unit() : find_unit(choice->isa, problem.dtype);
+  const Unit* const forced = units().forced();
+  choice->unit = forced ? forced : units().find(choice->isa, problem.dtype);
   const bool all_bf16 = problem.dtype == DType::bf16 && problem.keys_bf16;
   if (choice->unit && choice->unit->bf16_only && (!all_bf16 || !(problem.scale > 0))) {
     // Running maxima are kept of raw scores there, which only a positive scale leaves in order.
@@ -38,7 +29,7 @@ Status choose(const Problem& problem, Choice* choice) {
     else if (problem.dtype == DType::bf16)
       choice->note = "pages of another dtype than the query's run on the fp32 unit";
     const Isa isa = choice->isa;
-    choice->unit = forced_unit() ? find_unit("portable_fma") : find_unit(isa, DType::f32);
+    choice->unit = forced ? units().find("portable_fma") : units().find(isa, DType::f32);
   }
   if (!choice->unit)
     return Status::unsupported(std::string("no attention kernel for ISA ") + name_of(choice->isa));
@@ -89,9 +80,9 @@ std::vector<KernelSequence> kernel_sequences(const AttentionArgs& args, const Pr
   std::vector<KernelSequence> sequences;
   for (std::int64_t n = 0; n < problem.sequences; ++n) {
     const Sequence s = sequence(args, problem, n);
-    const std::int32_t* blocks = problem.paged ? static_cast<const std::int32_t*>(args.block_table.data) +
-                                                     n * args.block_table.stride[0]
-                                               : nullptr;
+    const std::int32_t* blocks = problem.paged() ? static_cast<const std::int32_t*>(args.block_table.data) +
+                                                       n * args.block_table.stride[0]
+                                                 : nullptr;
     sequences.push_back({s.batch, s.first_query, s.queries, s.first_key, s.keys, s.range_begin, s.range_end,
                          s.diagonal, blocks});
   }

@@ -18,8 +18,6 @@ struct Choice {
 // The unit for a checked problem on the active ISA (or the one that a test forces).
 Status choose(const Problem& problem, Choice* choice);
 
-Operand operand(const TensorView& view);
-
 // The kernel's view of args, without work list, sequences and addresses of scratch.
 KernelArgs kernel_args(const AttentionArgs& args, const Problem& problem, int key_block, int max_groups);
 

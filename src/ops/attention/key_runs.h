@@ -4,6 +4,7 @@
 
 #include "ops/attention/key_rows.h"
 #include "ops/attention/nonfinite_values.h"
+#include "ops/attention/storage.h"
 
 namespace tileformer::TILEFORMER_UNIT {
 
@@ -62,41 +63,15 @@ struct SpanPackers {
   bool (*values)(const KeySpan&, Word*);
   void (*add_nonfinite)(const KeySpan&, const LaneGroup&, const MaskBlock&, const BlockRows&, const Word*,
                         float*);
-
-  template <class T>
-  TF_MEMBER void set_key() {
-    keys = pack_key_span<T>;
-  }
-  template <class T>
-  TF_MEMBER void set_value() {
-    values = pack_value_span<T>;
-    add_nonfinite = add_nonfinite_span<T>;
-  }
 };
 
 TF_NOINLINE SpanPackers span_packers(const KernelArgs& a) {
   SpanPackers p;
-  if constexpr (kElementsPerWord > 1) {
-    p.set_key<BF16>();
-    p.set_value<BF16>();
-  } else {
-    switch (a.key.dtype) {
-      case DType::f32: p.set_key<F32>(); break;
-      case DType::f16: p.set_key<F16>(); break;
-      case DType::i8: p.set_key<I8>(); break;
-      case DType::f8_e4m3: p.set_key<E4M3>(); break;
-      case DType::f8_e5m2: p.set_key<E5M2>(); break;
-      default: p.set_key<BF16>(); break;
-    }
-    switch (a.value.dtype) {
-      case DType::f32: p.set_value<F32>(); break;
-      case DType::f16: p.set_value<F16>(); break;
-      case DType::i8: p.set_value<I8>(); break;
-      case DType::f8_e4m3: p.set_value<E4M3>(); break;
-      case DType::f8_e5m2: p.set_value<E5M2>(); break;
-      default: p.set_value<BF16>(); break;
-    }
-  }
+  for_storage(a.key.dtype, [&]<class T>(T) { p.keys = pack_key_span<T>; });
+  for_storage(a.value.dtype, [&]<class T>(T) {
+    p.values = pack_value_span<T>;
+    p.add_nonfinite = add_nonfinite_span<T>;
+  });
   return p;
 }
 

@@ -52,8 +52,8 @@ std::int64_t groups_of(std::int64_t queries, std::int64_t group, int lanes) {
   return group * ceil_div(queries, lanes);
 }
 
-AttentionPlan plan(const AttentionArgs& args, const Problem& problem, const Unit* unit, Isa isa,
-                   const CpuTopology& cpu, int threads) {
+AttentionPlan plan(const AttentionArgs& args, const Problem& problem, const DecodeWork& decode,
+                   const Unit* unit, Isa isa, const CpuTopology& cpu, int threads) {
   AttentionPlan p;
   p.isa = isa;
   if (!unit) {
@@ -71,7 +71,6 @@ AttentionPlan plan(const AttentionArgs& args, const Problem& problem, const Unit
       unit->key_block,
       std::max<std::int64_t>(ceil_div(extent.longest_keys, unit->key_rows), 1) * unit->key_rows));
 
-  const DecodeWork decode = decode_work(args, problem, threads);
   p.decode_items = std::int64_t(decode.items.size());
   p.decode_sequences = decode.sequences;
   const double work =

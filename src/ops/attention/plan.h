@@ -12,8 +12,8 @@
 namespace tileformer::attention {
 
 // Fills everything but what is data-independent of the ISA choice. unit null: the reference.
-AttentionPlan plan(const AttentionArgs& args, const Problem& problem, const Unit* unit, Isa isa,
-                   const CpuTopology& cpu, int threads);
+AttentionPlan plan(const AttentionArgs& args, const Problem& problem, const DecodeWork& decode,
+                   const Unit* unit, Isa isa, const CpuTopology& cpu, int threads);
 
 // What a call needs beside its tensors, in bytes. Sets decode_rows and decode_heads of the kernel's
 // arguments.

@@ -31,8 +31,8 @@ struct Problem {
   bool keys_bf16 = false;    // key and value are bf16
   float scale = 1;
   bool packed = false;
-  bool paged = false;          // key and value are pools of pages
-  std::int64_t page_size = 0;  // keys of a page
+  std::int64_t page_size = 0;  // keys of a page; 0: key and value are not pools of pages
+  bool paged() const { return page_size > 0; }
 };
 
 // Checks args completely; on success problem holds what follows from them.

@@ -20,8 +20,8 @@ void attend(const Head& h) {
   const std::int64_t kv_head = h.head / problem.group;
   const Rows q(args.query, s.batch, h.head, s.first_query, s.queries);
   const auto rows = [&](const TensorView& view, const TensorView& scale_of_rows) {
-    return problem.paged ? paged_rows(args, view, scale_of_rows, h.sequence, kv_head, s.keys)
-                         : Rows(view, s.batch, kv_head, s.first_key, s.keys);
+    return problem.paged() ? paged_rows(args, view, scale_of_rows, h.sequence, kv_head, s.keys)
+                           : Rows(view, s.batch, kv_head, s.first_key, s.keys);
   };
   const Rows k = rows(args.key, args.key_scale), v = rows(args.value, args.value_scale);
   const double sink = args.sinks ? load(args.sinks, h.head) : -kInfinity;

@@ -11,7 +11,7 @@ Sequence sequence(const AttentionArgs& args, const Problem& problem, std::int64_
   if (problem.packed) {
     s.first_query = index_at(args.cu_seqlens_query, index);
     s.queries = index_at(args.cu_seqlens_query, index + 1) - s.first_query;
-    if (!problem.paged) {
+    if (!problem.paged()) {
       s.first_key = index_at(args.cu_seqlens_key, index);
       s.keys = index_at(args.cu_seqlens_key, index + 1) - s.first_key;
     }
@@ -20,7 +20,7 @@ Sequence sequence(const AttentionArgs& args, const Problem& problem, std::int64_
     s.queries = problem.total_queries;
     s.keys = problem.total_keys;
   }
-  if (problem.paged) s.keys = index_at(args.key_lengths, index);
+  if (problem.paged()) s.keys = index_at(args.key_lengths, index);
   s.range_begin = args.key_range ? index_at(args.key_range, index, 0) : 0;
   s.range_end = args.key_range ? index_at(args.key_range, index, 1) : s.keys;
   s.diagonal = args.query_offset                 ? index_at(args.query_offset, index)

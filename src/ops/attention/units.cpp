@@ -1,9 +1,6 @@
-#include "ops/attention/units.h"
-
-#include <cstring>
+#include "ops/attention/unit_table.h"
 
 #include "tile/compiled_units.h"
-#include "tile/unit_names.h"
 
 namespace tileformer {
 
@@ -27,7 +24,7 @@ const DecodeKernel* const kDecodeKernels[] = {TF_FOR_EACH_UNIT(TF_DECODE_ADDRESS
 #define TF_BACKWARD_ADDRESS(unit) &unit::attention_backward_kernel,
 const BackwardKernel* const kBackwardKernels[] = {TF_FOR_EACH_UNIT(TF_BACKWARD_ADDRESS)};
 
-thread_local const Unit* forced = nullptr;
+constexpr UnitTable<Unit> kTable(kUnits);
 
 std::size_t index_of(const Unit& unit) {
   std::size_t i = 0;
@@ -37,19 +34,10 @@ std::size_t index_of(const Unit& unit) {
 
 }  // namespace
 
-const Unit* find_unit(const char* name) {
-  for (const Unit* unit : kUnits)
-    if (std::strcmp(unit->name, name) == 0) return unit;
-  return nullptr;
-}
-
-const Unit* find_unit(Isa isa, DType dtype) { return find_unit(unit_name(isa, dtype)); }
+const UnitTable<Unit>& units() { return kTable; }
 
 const DecodeKernel& decode_kernel_of(const Unit& unit) { return *kDecodeKernels[index_of(unit)]; }
 const BackwardKernel& backward_kernel_of(const Unit& unit) { return *kBackwardKernels[index_of(unit)]; }
-
-void force_unit(const Unit* unit) { forced = unit; }
-const Unit* forced_unit() { return forced; }
 
 }  // namespace attention
 }  // namespace tileformer

@@ -5,7 +5,6 @@
 
 #include "ops/attention/backward/kernel_args.h"
 #include "ops/attention/kernel_args.h"
-#include "tileformer/isa.h"
 
 namespace tileformer::attention {
 
@@ -38,17 +37,7 @@ struct BackwardKernel {
   void (*run)(const BackwardKernelArgs&, int worker);
 };
 
-// The unit that computes dtype on the ISA. Null if the ISA is not compiled in.
-const Unit* find_unit(Isa isa, DType dtype);
-
-// By name, also those that are compiled for tests only. Null: not compiled.
-const Unit* find_unit(const char* name);
-
 const DecodeKernel& decode_kernel_of(const Unit& unit);
 const BackwardKernel& backward_kernel_of(const Unit& unit);
-
-// For tests: every following call of this thread runs on the unit (null: as usual).
-void force_unit(const Unit* unit);
-const Unit* forced_unit();
 
 }  // namespace tileformer::attention

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/run_workers.h"
 #include "ops/cross_entropy/check.h"
 #include "ops/cross_entropy/units.h"
 
@@ -16,19 +17,6 @@ namespace {
 // A worker takes so many logits at a time: some 30 us of work, beside which the shared counter costs nothing.
 constexpr std::int64_t kLogitsPerItem = 32768;
 
-struct Job {
-  const Unit* unit;
-  const KernelArgs* args;
-};
-
-Status choose(DType dtype, const Unit** unit) {
-  Isa isa;
-  if (Status s = active_isa(&isa); !s) return s;
-  *unit = forced_unit() ? forced_unit() : find_unit(isa, dtype);
-  if (!*unit) return Status::unsupported(std::string("no cross-entropy kernel for ISA ") + name_of(isa));
-  return Status::ok();
-}
-
 float* floats(const TensorView& view) { return view ? static_cast<float*>(view.data) : nullptr; }
 
 }  // namespace
@@ -37,7 +25,7 @@ Status cross_entropy(const CrossEntropyArgs& args, Executor& executor) {
   if (args.logits && args.logits.dtype == DType::f64) return cross_entropy_reference(args);
   if (Status s = check(args); !s) return s;
   const Unit* unit = nullptr;
-  if (Status s = choose(args.logits.dtype, &unit); !s) return s;
+  if (Status s = units().choose(args.logits.dtype, &unit); !s) return s;
 
   KernelArgs k{};
   k.logits = args.logits.data;
@@ -65,15 +53,7 @@ Status cross_entropy(const CrossEntropyArgs& args, Executor& executor) {
   k.rows_per_item = std::max<std::int64_t>(1, kLogitsPerItem / k.vocab);
   const std::int64_t items = (k.rows + k.rows_per_item - 1) / k.rows_per_item;
   const int workers = static_cast<int>(std::min<std::int64_t>(items, executor.threads()));
-  Job job{unit, &k};
-  auto body = [](void* context, int) {
-    const Job& j = *static_cast<const Job*>(context);
-    j.unit->run(*j.args);
-  };
-  if (workers <= 1)
-    body(&job, 0);
-  else
-    executor.run(workers, body, &job);
+  run_workers(executor, workers, [&](int) { unit->run(k); });
   return Status::ok();
 }
 

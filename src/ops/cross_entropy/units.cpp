@@ -1,9 +1,6 @@
 #include "ops/cross_entropy/units.h"
 
-#include <cstring>
-
 #include "tile/compiled_units.h"
-#include "tile/unit_names.h"
 
 namespace tileformer {
 
@@ -18,21 +15,11 @@ namespace {
 
 #define TF_ADDRESS(unit) &unit::cross_entropy_unit,
 const Unit* const kUnits[] = {TF_FOR_EACH_UNIT(TF_ADDRESS)};
-
-thread_local const Unit* forced = nullptr;
+constexpr UnitTable<Unit> kTable(kUnits);
 
 }  // namespace
 
-const Unit* find_unit(const char* name) {
-  for (const Unit* unit : kUnits)
-    if (std::strcmp(unit->name, name) == 0) return unit;
-  return nullptr;
-}
-
-const Unit* find_unit(Isa isa, DType dtype) { return find_unit(unit_name(isa, dtype)); }
-
-void force_unit(const Unit* unit) { forced = unit; }
-const Unit* forced_unit() { return forced; }
+const UnitTable<Unit>& units() { return kTable; }
 
 }  // namespace cross_entropy_op
 }  // namespace tileformer

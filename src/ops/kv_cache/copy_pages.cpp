@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "base/run_workers.h"
 #include "ops/kv_cache/check.h"
 
 namespace tileformer {
@@ -28,8 +29,7 @@ void copy_page(const TensorView& pool, const PageCopy& copy) {
   }
 }
 
-void work(void* context, int) {
-  Job& job = *static_cast<Job*>(context);
+void work(Job& job) {
   const std::size_t items = job.pools.size() * job.copies.size();
   for (;;) {
     const std::size_t item = job.next.fetch_add(1, std::memory_order_relaxed);
@@ -55,10 +55,7 @@ Status copy_pages(std::span<const TensorView> pools, std::span<const PageCopy> c
   Job job{pools, copies};
   const auto items = static_cast<std::int64_t>(pools.size() * copies.size());
   const int workers = bytes < kWorthThreads ? 1 : int(std::min<std::int64_t>(items, executor.threads()));
-  if (workers <= 1)
-    work(&job, 0);
-  else
-    executor.run(workers, work, &job);
+  run_workers(executor, workers, [&](int) { work(job); });
   return Status::ok();
 }
 

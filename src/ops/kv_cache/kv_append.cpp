@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/run_workers.h"
 #include "base/topology.h"
 #include "ops/kv_cache/check.h"
 #include "ops/kv_cache/units.h"
@@ -18,19 +19,6 @@ namespace {
 // before another one would have woken up.
 constexpr std::int64_t kBytesPerItem = 128 << 10;
 constexpr std::int64_t kTokensPerBlock = 8;  // the kernel's
-
-struct Job {
-  const Unit* unit;
-  const KernelArgs* args;
-};
-
-Status choose(DType dtype, const Unit** unit) {
-  Isa isa;
-  if (Status s = active_isa(&isa); !s) return s;
-  *unit = forced_unit() ? forced_unit() : find_unit(isa, dtype);
-  if (!*unit) return Status::unsupported(std::string("no append kernel for ISA ") + name_of(isa));
-  return Status::ok();
-}
 
 void set_source(Rows* rows, const TensorView& from) {
   rows->from = from.data;
@@ -75,7 +63,7 @@ RotaryRows rotary_of(const Rotary& rotary) {
 Status run(KernelArgs& k, Executor& executor) {
   if (k.tokens == 0 || k.heads == 0) return Status::ok();
   const Unit* unit = nullptr;
-  if (Status s = choose(k.rows[0].from_dtype, &unit); !s) return s;
+  if (Status s = units().choose(k.rows[0].from_dtype, &unit); !s) return s;
 
   std::int64_t token_bytes = 0;
   for (int i = 0; i < k.tensors; ++i)
@@ -90,15 +78,7 @@ Status run(KernelArgs& k, Executor& executor) {
   k.next_token = &next_token;
   const std::int64_t items = (k.tokens + k.tokens_per_item - 1) / k.tokens_per_item;
   const int workers = static_cast<int>(std::min<std::int64_t>(items, executor.threads()));
-  Job job{unit, &k};
-  const auto body = [](void* context, int) {
-    const Job& j = *static_cast<const Job*>(context);
-    j.unit->run(*j.args);
-  };
-  if (workers <= 1)
-    body(&job, 0);
-  else
-    executor.run(workers, body, &job);
+  run_workers(executor, workers, [&](int) { unit->run(k); });
   return Status::ok();
 }
 

@@ -3,11 +3,11 @@
 
 #include <cstdint>
 
-#include "ops/attention/kernel_args.h"
+#include "base/operand.h"
 
 namespace tileformer::merge_attention {
 
-using attention::Operand;
+using tileformer::Operand;
 
 struct KernelArgs {
   const Operand *part_out, *part_lse;  // [parts]

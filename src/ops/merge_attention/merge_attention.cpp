@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <string>
 
-#include "ops/attention/kernel_inputs.h"
+#include "base/operand.h"
+#include "base/run_workers.h"
 #include "ops/merge_attention/check.h"
 #include "ops/merge_attention/units.h"
 
@@ -18,14 +19,9 @@ namespace {
 // nothing.
 constexpr std::int64_t kElementsPerItem = 65536;
 
-struct Job {
-  const Unit* unit;
-  const merge_attention::KernelArgs* args;
-};
-
 std::vector<Operand> operands(const std::vector<TensorView>& views) {
   std::vector<Operand> all;
-  for (const TensorView& view : views) all.push_back(attention::operand(view));
+  for (const TensorView& view : views) all.push_back(operand(view));
   return all;
 }
 
@@ -35,18 +31,16 @@ Status merge_attention_states(const MergeAttentionArgs& args, Executor& executor
   if (args.out.dtype == DType::f64) return merge_attention_states_reference(args);
   if (Status s = check(args); !s) return s;
   if (args.out.elements() == 0 && args.out.shape[3] != 0) return Status::ok();
-  Isa isa;
-  if (Status s = active_isa(&isa); !s) return s;
-  const Unit* unit = forced_unit() ? forced_unit() : find_unit(isa);
-  if (!unit) return Status::unsupported(std::string("no kernel of this operator for ISA ") + name_of(isa));
+  const Unit* unit = nullptr;
+  if (Status s = units().choose(DType::f32, &unit); !s) return s;
 
   const std::vector<Operand> outs = operands(args.part_out), lses = operands(args.part_lse);
-  merge_attention::KernelArgs k{};
+  KernelArgs k{};
   k.part_out = outs.data();
   k.part_lse = lses.data();
   k.parts = static_cast<std::int64_t>(outs.size());
-  k.out = attention::operand(args.out);
-  k.lse = attention::operand(args.lse);
+  k.out = operand(args.out);
+  k.lse = operand(args.lse);
   k.batch = args.out.shape[0];
   k.heads = args.out.shape[1];
   k.seq = args.out.shape[2];
@@ -58,15 +52,7 @@ Status merge_attention_states(const MergeAttentionArgs& args, Executor& executor
       std::max<std::int64_t>(1, kElementsPerItem / (k.parts * std::max<std::int64_t>(k.dim_v, 1)));
   const std::int64_t items = (k.batch * k.heads * k.seq + k.rows_per_item - 1) / k.rows_per_item;
   const int workers = static_cast<int>(std::min<std::int64_t>(items, executor.threads()));
-  Job job{unit, &k};
-  auto body = [](void* context, int) {
-    const Job& j = *static_cast<const Job*>(context);
-    j.unit->run(*j.args);
-  };
-  if (workers <= 1)
-    body(&job, 0);
-  else
-    executor.run(workers, body, &job);
+  run_workers(executor, workers, [&](int) { unit->run(k); });
   return Status::ok();
 }
 

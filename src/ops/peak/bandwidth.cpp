@@ -1,12 +1,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <cstring>
 #include <string>
 
 #include "ops/peak/peak_units.h"
+#include "ops/unit_table.h"
 #include "tile/compiled_units.h"
-#include "tile/unit_names.h"
 #include "tileformer/peak.h"
 #include "tileformer/workspace.h"
 
@@ -22,6 +21,7 @@ namespace {
 
 #define TF_ADDRESS(unit) &unit::bandwidth_unit,
 const BandwidthUnit* const kUnits[] = {TF_FOR_EACH_UNIT(TF_ADDRESS)};
+constexpr UnitTable<BandwidthUnit> kTable(kUnits);
 
 constexpr std::int64_t kLeastBytes = std::int64_t{1} << 20, kMostBytes = std::int64_t{1} << 36;
 constexpr std::int64_t kBlockFloats = 1024;  // parts of threads are multiples of it
@@ -68,12 +68,8 @@ Status measure(std::int64_t bytes, Executor& executor, bool writes, double* gb_p
   if (bytes < kLeastBytes || bytes > kMostBytes)
     return Status::invalid("bytes: given " + std::to_string(bytes) + ", allowed " +
                            std::to_string(kLeastBytes) + " to " + std::to_string(kMostBytes));
-  Isa isa;
-  if (Status s = active_isa(&isa); !s) return s;
   const BandwidthUnit* unit = nullptr;
-  for (const BandwidthUnit* u : kUnits)
-    if (std::strcmp(u->name, unit_name(isa, DType::f32)) == 0) unit = u;
-  if (!unit) return Status::unsupported(std::string("no kernel for ISA ") + name_of(isa));
+  if (Status s = kTable.choose(DType::f32, &unit); !s) return s;
   ScratchBuffer buffer;
   const Workspace memory = buffer.reserve(static_cast<std::size_t>(bytes));
   if (memory.data == nullptr)

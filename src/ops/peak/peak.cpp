@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <cstring>
 #include <random>
 #include <string>
 
 #include "base/scalar.h"
 #include "ops/peak/peak_units.h"
+#include "ops/unit_table.h"
 #include "tile/compiled_units.h"
-#include "tile/unit_names.h"
 
 namespace tileformer {
 
@@ -24,6 +23,7 @@ namespace {
 
 #define TF_ADDRESS(unit) &unit::peak_unit,
 const PeakUnit* const kUnits[] = {TF_FOR_EACH_UNIT(TF_ADDRESS)};
+constexpr UnitTable<PeakUnit> kTable(kUnits);
 
 }  // namespace
 
@@ -31,12 +31,8 @@ Status measure_peak(DType dtype, double* gflops) {
   if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16)
     return Status::invalid(std::string("dtype: given ") + name_of(dtype) +
                            ", allowed float32, float16, bfloat16");
-  Isa isa;
-  if (Status s = active_isa(&isa); !s) return s;
   const PeakUnit* unit = nullptr;
-  for (const PeakUnit* u : kUnits)
-    if (std::strcmp(u->name, unit_name(isa, dtype)) == 0) unit = u;
-  if (!unit) return Status::unsupported(std::string("no kernel for ISA ") + name_of(isa));
+  if (Status s = kTable.choose(dtype, &unit); !s) return s;
 
   // The same bits serve as fp32 and as pairs of bf16.
   alignas(64) std::uint32_t random[512];

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/run_workers.h"
 #include "ops/attention/backward/plan.h"
 #include "ops/attention/kernel_inputs.h"
 
@@ -13,11 +14,6 @@ namespace tileformer {
 using namespace attention;
 
 namespace {
-
-struct Job {
-  const BackwardKernel* kernel;
-  const BackwardKernelArgs* args;
-};
 
 // Cuts a workspace into aligned pieces.
 class Pieces {
@@ -122,15 +118,8 @@ Status attention_backward(const AttentionBackwardArgs& args, const AttentionBack
   k.tasks = layout.tasks.data();
   k.tasks_count = layout.plan.tasks;
 
-  Job job{&backward_kernel_of(*choice.unit), &k};
-  auto body = [](void* context, int worker) {
-    const Job& j = *static_cast<const Job*>(context);
-    j.kernel->run(*j.args, worker);
-  };
-  if (layout.plan.threads <= 1)
-    body(&job, 0);
-  else
-    executor.run(layout.plan.threads, body, &job);
+  const BackwardKernel& kernel = backward_kernel_of(*choice.unit);
+  run_workers(executor, layout.plan.threads, [&](int worker) { kernel.run(k, worker); });
   if (args.grad_sinks) store_sink_gradients(args, sinks, row_term);
   return Status::ok();
 }

@@ -44,7 +44,7 @@ Status check_sink_gradient(const AttentionBackwardArgs& args, DType statistics) 
 Status check(const AttentionBackwardArgs& args, Problem* problem) {
   const AttentionArgs& f = args.forward;
   if (Status s = check(f, problem); !s) return s;
-  if (problem->paged) return wrong("block_table", "a tensor", "nothing: pages have no gradient");
+  if (problem->paged()) return wrong("block_table", "a tensor", "nothing: pages have no gradient");
   if (!f.lse) return wrong("lse", "none", "the lse that the forward returned");
   const DType statistics = problem->dtype == DType::f64 ? DType::f64 : DType::f32;
   if (Status s = check_like("grad_out", args.grad_out, f.out.dtype, f.out, "[batch, heads, seq_q, dim_v]");

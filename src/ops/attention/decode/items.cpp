@@ -25,7 +25,7 @@ KeyRange visible_to_all(const AttentionArgs& args, const Sequence& s) {
 // Without pages a call may go on to the backward, which repeats the arithmetic of the tiles: beside an lse of
 // differently rounded scores its probabilities would not add up to one.
 bool decodes(const AttentionArgs& args, const Problem& problem, const Sequence& s) {
-  return problem.paged && s.queries >= 1 && s.queries <= kDecodeQueries &&
+  return problem.paged() && s.queries >= 1 && s.queries <= kDecodeQueries &&
          s.queries * problem.group <= kDecodeRows && !args.attn_mask && args.dropout_p == 0 &&
          problem.dtype != DType::f64;
 }

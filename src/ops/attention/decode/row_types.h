@@ -3,6 +3,7 @@
 
 #include "ops/attention/decode/row_state.h"
 #include "ops/attention/mask_block.h"
+#include "ops/attention/storage.h"
 
 namespace tileformer::TILEFORMER_UNIT {
 
@@ -171,30 +172,10 @@ TF_INLINE ValueType value_type_of() {
 }
 
 TF_NOINLINE KeyType key_type(DType key, DType query) {
-  if constexpr (kElementsPerWord == 1) {
-    switch (key) {
-      case DType::f32: return key_type_of<F32>(query);
-      case DType::f16: return key_type_of<F16>(query);
-      case DType::i8: return key_type_of<I8>(query);
-      case DType::f8_e4m3: return key_type_of<E4M3>(query);
-      case DType::f8_e5m2: return key_type_of<E5M2>(query);
-      default: break;
-    }
-  }
-  return key_type_of<BF16>(query);
+  return for_storage(key, [&]<class T>(T) { return key_type_of<T>(query); });
 }
 TF_NOINLINE ValueType value_type(DType value) {
-  if constexpr (kElementsPerWord == 1) {
-    switch (value) {
-      case DType::f32: return value_type_of<F32>();
-      case DType::f16: return value_type_of<F16>();
-      case DType::i8: return value_type_of<I8>();
-      case DType::f8_e4m3: return value_type_of<E4M3>();
-      case DType::f8_e5m2: return value_type_of<E5M2>();
-      default: break;
-    }
-  }
-  return value_type_of<BF16>();
+  return for_storage(value, []<class T>(T) { return value_type_of<T>(); });
 }
 
 }  // namespace tileformer::TILEFORMER_UNIT
