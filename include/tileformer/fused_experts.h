@@ -70,21 +70,22 @@ struct FusedExpertsArgs {
   double alpha = 1.702;      // of swiglu_oai; finite
   double limit = 7;          // of swiglu_oai; > 0
 
-  // Optional, for fused_experts_backward, which then need not compute it again: [tokens * k, 2 * inter], dtype
-  // of hidden. Row r holds gate and up (gates first, whatever gate_up's order) of the r-th pair (t, j) with a
-  // valid expert, in the order of experts, then of t, then of j; rows beyond the valid pairs are not written.
+  // Optional, for fused_experts_backward, which then need not compute it again: [tokens * k, 2 * inter],
+  // dtype of hidden. Row r holds gate and up (gates first, whatever gate_up's order) of the r-th pair (t, j)
+  // with a valid expert, in the order of experts, then of t, then of j; rows beyond the valid pairs are not
+  // written.
   TensorView gate_up_out;
 };
 
 // What will be done, decided from the problem and the CPU alone.
 struct FusedExpertsPlan {
   Isa isa = Isa::portable;
-  const char* unit = "";       // what multiplies tiles, as in AttentionPlan
-  int token_lanes = 0;         // tokens of a tile
-  int row_tokens = 0;          // an expert with at most so many tokens streams its weights, without tiles
-  int depth = 0;               // elements along which products are summed before a sum goes to memory
-  std::int64_t slice = 0;      // output rows of a work item
-  std::int64_t wave_pairs = 0; // (token, expert) pairs whose rows are packed at a time
+  const char* unit = "";  // what multiplies tiles, as in AttentionPlan
+  int token_lanes = 0;    // tokens of a tile
+  int row_tokens = 0;     // an expert with at most so many tokens streams its weights, without tiles
+  int depth = 0;          // elements along which products are summed before a sum goes to memory
+  std::int64_t inter_slice = 0, hidden_slice = 0;  // rows of a work item
+  std::int64_t wave_pairs = 0;                     // (token, expert) pairs whose rows are packed at a time
   int threads = 1;
   std::size_t workspace_bytes = 0;
   std::string note;  // a slower path and its reason; empty if none

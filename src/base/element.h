@@ -22,6 +22,7 @@ inline double load_element(const void* data, DType dtype, std::int64_t index) {
     case DType::i8: return static_cast<const std::int8_t*>(data)[index];
     case DType::f8_e4m3: return f32_from_e4m3(static_cast<const std::uint8_t*>(data)[index]);
     case DType::f8_e5m2: return f32_from_e5m2(static_cast<const std::uint8_t*>(data)[index]);
+    case DType::i4x2: break;  // a byte is two elements
   }
   return 0;
 }
@@ -49,6 +50,7 @@ inline void store_element(void* data, DType dtype, std::int64_t index, double va
     case DType::f8_e5m2:
       static_cast<std::uint8_t*>(data)[index] = e5m2_from_f32(static_cast<float>(value));
       return;
+    case DType::i4x2: return;
   }
 }
 

@@ -15,6 +15,7 @@ namespace tileformer::TILEFORMER_UNIT {
 
 inline constexpr int kLanes = kVecs * kVecLanes;
 inline constexpr int kLaneWords = kLanes / 2;  // of a row of P or dS: one tile row
+inline constexpr int kStepElements = 32;       // summed in one step
 static_assert(kVecLanes == 16 && kVecs == 2 && kKeyRows == 32 && kElementsPerWord == 2);
 inline constexpr int kTileRows = 16;
 inline constexpr int kTileWords = 16;  // of a row
@@ -132,7 +133,8 @@ TF_NOINLINE TileMax score_tile(const Word* k, std::int64_t stride, const Word* q
   return largest;
 }
 
-// Two tiles of 16 d; `second` false: one.
+// Two tiles of 16 d; `second` false: one. kWide false: of the first 16 lanes only.
+template <bool kWide>
 TF_NOINLINE void output_tiles(const Word* v, std::int64_t row_of_tiles, const Word* p, int steps, float* o,
                               bool first, bool second) {
   float* o2 = o + kTileRows * kLanes;
@@ -143,10 +145,10 @@ TF_NOINLINE void output_tiles(const Word* v, std::int64_t row_of_tiles, const Wo
     TF_TILE_ZERO(3);
   } else {
     TF_TILE_LOAD(0, o, kLaneStride);
-    TF_TILE_LOAD(1, o + kVecLanes, kLaneStride);
+    if constexpr (kWide) TF_TILE_LOAD(1, o + kVecLanes, kLaneStride);
     if (second) {
       TF_TILE_LOAD(2, o2, kLaneStride);
-      TF_TILE_LOAD(3, o2 + kVecLanes, kLaneStride);
+      if constexpr (kWide) TF_TILE_LOAD(3, o2 + kVecLanes, kLaneStride);
     }
   }
   for (int step = 0; step < steps; ++step) {
@@ -155,24 +157,27 @@ TF_NOINLINE void output_tiles(const Word* v, std::int64_t row_of_tiles, const Wo
     TF_TILE_LOAD(4, a, 64);
     TF_TILE_LOAD(6, b, kLaneStride);
     TF_TILE_DOT(0, 4, 6);
-    TF_TILE_LOAD(7, b + kVecLanes, kLaneStride);
-    TF_TILE_DOT(1, 4, 7);
+    if constexpr (kWide) {
+      TF_TILE_LOAD(7, b + kVecLanes, kLaneStride);
+      TF_TILE_DOT(1, 4, 7);
+    }
     if (second) {
       TF_TILE_LOAD(5, a + row_of_tiles, 64);
       TF_TILE_DOT(2, 5, 6);
-      TF_TILE_DOT(3, 5, 7);
+      if constexpr (kWide) TF_TILE_DOT(3, 5, 7);
     }
   }
   TF_TILE_STORE(0, o, kLaneStride);
-  TF_TILE_STORE(1, o + kVecLanes, kLaneStride);
+  if constexpr (kWide) TF_TILE_STORE(1, o + kVecLanes, kLaneStride);
   if (second) {
     TF_TILE_STORE(2, o2, kLaneStride);
-    TF_TILE_STORE(3, o2 + kVecLanes, kLaneStride);
+    if constexpr (kWide) TF_TILE_STORE(3, o2 + kVecLanes, kLaneStride);
   }
 }
 
-// O^T += V^T P^T over keys [begin, end) of the block, multiples of kKeyRows; p at its first word of the
-// block.
+// O^T += V^T P^T over keys [begin, end) of the block, multiples of kStepElements; p at its first word of the
+// block. kWide false: of the first half of the lanes only.
+template <bool kWide = true>
 TF_INLINE void outputs(const Word* v, std::int64_t dim_v, std::int64_t key_block, const Word* p, int begin,
                        int end, float* o, bool first) {
   const std::int64_t row_of_tiles = key_block / 32 * kTileRows * kTileWords;
@@ -180,8 +185,68 @@ TF_INLINE void outputs(const Word* v, std::int64_t dim_v, std::int64_t key_block
   p += begin / 2 * kLanes;
   tiles_see_stores();
   for (std::int64_t d = 0; d < dim_v; d += 2 * kTileRows)
-    output_tiles(v + d / kTileRows * row_of_tiles, row_of_tiles, p, (end - begin) / 32, o + d * kLanes, first,
-                 d + kTileRows < dim_v);
+    output_tiles<kWide>(v + d / kTileRows * row_of_tiles, row_of_tiles, p, (end - begin) / 32, o + d * kLanes,
+                        first, d + kTileRows < dim_v);
+  tiles_see_stores();
+}
+
+// Words of long rows that are summed before a sum goes to memory, which takes as long as 16 of them.
+inline constexpr int kDepthWords = 512;
+
+// A product of rows that are read where they lie: C^T[row][lane] (+)= rows times packed.
+struct RowTile {
+  const Word* rows;  // kKeyRows, `stride` words apart
+  std::int64_t stride;
+  const Word* packed;  // [steps][kLanes]
+  int steps;           // words, a multiple of kTileWords
+  float* c;            // [kKeyRows][kLanes]
+  bool first;          // c is written, not added to
+  const char* ahead;   // what later tiles need, `ahead_lines` of 64 bytes: into L2
+  int ahead_lines;
+};
+
+// kWide false: of the first half of the lanes only.
+template <bool kWide = true>
+TF_NOINLINE void row_tile(const RowTile& x) {
+  const std::int64_t row_stride = 4 * x.stride;
+  const int steps = x.steps / kTileWords;
+  float* c2 = x.c + kTileRows * kLanes;
+  tiles_see_stores();
+  if (x.first) {
+    TF_TILE_ZERO(0);
+    TF_TILE_ZERO(1);
+    TF_TILE_ZERO(2);
+    TF_TILE_ZERO(3);
+  } else {
+    TF_TILE_LOAD(0, x.c, kLaneStride);
+    TF_TILE_LOAD(2, c2, kLaneStride);
+    if constexpr (kWide) {
+      TF_TILE_LOAD(1, x.c + kVecLanes, kLaneStride);
+      TF_TILE_LOAD(3, c2 + kVecLanes, kLaneStride);
+    }
+  }
+  const char* ahead = x.ahead;
+  const int ahead_lines = (x.ahead_lines + steps - 1) / steps;
+  for (int step = 0; step < steps; ++step) {
+    const Word *a = x.rows + step * kTileWords, *b = x.packed + step * kTileWords * kLanes;
+    TF_TILE_LOAD(4, a, row_stride);
+    TF_TILE_LOAD(6, b, kLaneStride);
+    TF_TILE_DOT(0, 4, 6);
+    for (int i = 0; i < ahead_lines; ++i, ahead += 64) prefetch_far(ahead);
+    if constexpr (kWide) {
+      TF_TILE_LOAD(7, b + kVecLanes, kLaneStride);
+      TF_TILE_DOT(1, 4, 7);
+    }
+    TF_TILE_LOAD(5, a + kTileRows * x.stride, row_stride);
+    TF_TILE_DOT(2, 5, 6);
+    if constexpr (kWide) TF_TILE_DOT(3, 5, 7);
+  }
+  TF_TILE_STORE(0, x.c, kLaneStride);
+  TF_TILE_STORE(2, c2, kLaneStride);
+  if constexpr (kWide) {
+    TF_TILE_STORE(1, x.c + kVecLanes, kLaneStride);
+    TF_TILE_STORE(3, c2 + kVecLanes, kLaneStride);
+  }
   tiles_see_stores();
 }
 

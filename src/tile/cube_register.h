@@ -13,6 +13,7 @@ namespace tileformer::TILEFORMER_UNIT {
 
 inline constexpr int kLanes = kVecs * kVecLanes;              // queries of a tile
 inline constexpr int kLaneWords = kLanes / kElementsPerWord;  // of a tile's row
+inline constexpr int kStepElements = kElementsPerWord;        // summed in one step
 
 // Around everything that a worker does. Registers need no set-up.
 TF_INLINE void enter_unit() {}
@@ -109,14 +110,14 @@ struct RowCursor {
   TF_MEMBER void next() { TF_UNROLL for (int i = 0; i < kBases; ++i)++ base[i]; }
 };
 
-template <int R>
-TF_INLINE void multiply_rows(RowCursor<R>& rows, const Word*& packed, int steps, F (&acc)[R][kVecs]) {
+template <int R, int V = kVecs>
+TF_INLINE void multiply_rows(RowCursor<R>& rows, const Word*& packed, int steps, F (&acc)[R][V]) {
   TF_NO_UNROLL for (int s = 0; s < steps; ++s) {
-    Words b[kVecs];
-    TF_UNROLL for (int j = 0; j < kVecs; ++j) b[j] = load_words(packed + j * kVecLanes);
+    Words b[V];
+    TF_UNROLL for (int j = 0; j < V; ++j) b[j] = load_words(packed + j * kVecLanes);
     TF_UNROLL for (int r = 0; r < R; ++r) {
       const Words a = broadcast_word(rows.row(r));
-      TF_UNROLL for (int j = 0; j < kVecs; ++j) acc[r][j] = multiply_add(acc[r][j], a, b[j]);
+      TF_UNROLL for (int j = 0; j < V; ++j) acc[r][j] = multiply_add(acc[r][j], a, b[j]);
     }
     rows.next();
     packed += kLanes;
@@ -158,39 +159,41 @@ TF_INLINE TileMax score_tile(const Word* k, std::int64_t stride, const Word* q, 
   return max_of_tile;
 }
 
-template <int R>
+// V: vectors of lanes, the first ones.
+template <int R, int V>
 TF_NOINLINE void output_tile(const Word* v, const Word* p, int steps, float* o, bool first) {
   // From zero: a sum of block sums is rounded less than one long sum.
-  F acc[R][kVecs];
-  TF_UNROLL for (int r = 0; r < R; ++r) TF_UNROLL for (int j = 0; j < kVecs; ++j) {
+  F acc[R][V];
+  TF_UNROLL for (int r = 0; r < R; ++r) TF_UNROLL for (int j = 0; j < V; ++j) {
     acc[r][j] = zero();
     prefetch(o + r * kLanes + j * kVecLanes);
   }
   TF_NO_UNROLL for (int s = 0; s < steps; ++s) {
-    Words b[kVecs];
-    TF_UNROLL for (int j = 0; j < kVecs; ++j) b[j] = load_words(p + j * kVecLanes);
+    Words b[V];
+    TF_UNROLL for (int j = 0; j < V; ++j) b[j] = load_words(p + j * kVecLanes);
     TF_UNROLL for (int r = 0; r < R; ++r) {
       const Words a = broadcast_word(v + r);
-      TF_UNROLL for (int j = 0; j < kVecs; ++j) acc[r][j] = multiply_add(acc[r][j], a, b[j]);
+      TF_UNROLL for (int j = 0; j < V; ++j) acc[r][j] = multiply_add(acc[r][j], a, b[j]);
     }
     v += R;
     p += kLanes;
   }
-  TF_UNROLL for (int r = 0; r < R; ++r) TF_UNROLL for (int j = 0; j < kVecs; ++j) {
+  TF_UNROLL for (int r = 0; r < R; ++r) TF_UNROLL for (int j = 0; j < V; ++j) {
     float* at = o + r * kLanes + j * kVecLanes;
     store(at, first ? acc[r][j] : add(load(at), acc[r][j]));
   }
 }
 
-template <int R = kOutputRows>
+template <int V, int R = kOutputRows>
 TF_INLINE void output_tile_of(int rows, const Word* v, const Word* p, int steps, float* o, bool first) {
   if constexpr (R > 1)
-    if (rows < R) return output_tile_of<R - 1>(rows, v, p, steps, o, first);
-  output_tile<R>(v, p, steps, o, first);
+    if (rows < R) return output_tile_of<V, R - 1>(rows, v, p, steps, o, first);
+  output_tile<R, V>(v, p, steps, o, first);
 }
 
-// O^T += V^T P^T over keys [begin, end) of the block, multiples of kKeyRows; p at its first word of the
-// block.
+// O^T += V^T P^T over keys [begin, end) of the block, multiples of kStepElements; p at its first word of the
+// block. kWide false: of the first half of the lanes only.
+template <bool kWide = true>
 TF_INLINE void outputs(const Word* v, std::int64_t dim_v, std::int64_t key_block, const Word* p, int begin,
                        int end, float* o, bool first) {
   const OutputTiles tiles(dim_v);
@@ -199,7 +202,48 @@ TF_INLINE void outputs(const Word* v, std::int64_t dim_v, std::int64_t key_block
   p += from * kLanes;
   for (int t = 0; t < tiles.count; ++t) {
     const int rows = tiles.rows(t), row = tiles.first_row(t);
-    output_tile_of(rows, v + row * tile_steps + from * rows, p, steps, o + row * kLanes, first);
+    output_tile_of<kWide ? kVecs : kVecs / 2>(rows, v + row * tile_steps + from * rows, p, steps,
+                                              o + row * kLanes, first);
+  }
+}
+
+// Words of long rows that are summed before a sum goes to memory: of the packed operand they are then 16 KiB,
+// half of L1.
+inline constexpr int kDepthWords = 4096 / kLanes;
+
+// A product of rows that are read where they lie: C^T[row][lane] (+)= rows times packed.
+struct RowTile {
+  const Word* rows;  // kKeyRows, `stride` words apart
+  std::int64_t stride;
+  const Word* packed;  // [steps][kLanes]
+  int steps;
+  float* c;           // [kKeyRows][kLanes]
+  bool first;         // c is written, not added to
+  const char* ahead;  // what later tiles need, `ahead_lines` of 64 bytes: into L2
+  int ahead_lines;
+};
+
+// kWide false: of the first half of the lanes only.
+template <bool kWide = true>
+TF_NOINLINE void row_tile(const RowTile& x) {
+  constexpr int V = kWide ? kVecs : kVecs / 2, kSlices = 8;
+  F acc[kKeyRows][V];  // from zero, as in output_tile
+  TF_UNROLL for (int r = 0; r < kKeyRows; ++r) TF_UNROLL for (int j = 0; j < V; ++j) acc[r][j] = zero();
+  RowCursor<kKeyRows> rows(x.rows, x.stride);
+  const Word* packed = x.packed;
+  constexpr int kLineWords = 64 / sizeof(Word);
+  const Word* next = x.rows + kKeyRows * x.stride;
+  const char* ahead = x.ahead;
+  const int lines = static_cast<int>(ceil_div(kKeyRows * x.stride, kLineWords * kSlices)),
+            ahead_lines = (x.ahead_lines + kSlices - 1) / kSlices;
+  TF_NO_UNROLL for (int c = 0; c < kSlices; ++c) {
+    TF_NO_UNROLL for (int i = 0; i < lines; ++i, next += kLineWords) prefetch(next);
+    TF_NO_UNROLL for (int i = 0; i < ahead_lines; ++i, ahead += 64) prefetch_far(ahead);
+    multiply_rows<kKeyRows, V>(rows, packed, (c + 1) * x.steps / kSlices - c * x.steps / kSlices, acc);
+  }
+  TF_UNROLL for (int r = 0; r < kKeyRows; ++r) TF_UNROLL for (int j = 0; j < V; ++j) {
+    float* at = x.c + r * kLanes + j * kVecLanes;
+    store(at, x.first ? acc[r][j] : add(load(at), acc[r][j]));
   }
 }
 

@@ -1,0 +1,117 @@
+// A slice of the rows of an expert's weights times the packed rows of a run: C^T[row][lane] of every group of
+// the run. Weights become a panel on the chip, some elements deep, which all groups use. Included by kernels
+// only.
+#pragma once
+
+#include "ops/moe/experts/kernel_args.h"
+#include "tile/pack.h"
+
+namespace tileformer::TILEFORMER_UNIT {
+
+using moe::ExpertOperand;
+using moe::KernelArgs;
+using moe::Run;
+
+inline constexpr int kDepth = kDepthWords * kElementsPerWord;
+static_assert(kDepth % kStepElements == 0 && kDepth % 32 == 0);
+
+// Words of a panel of `rows` rows, whichever way the weights are stored.
+TF_INLINE std::int64_t panel_words(std::int64_t rows) {
+  return max_of(rows * key_stride(kDepth), value_words(output_rows(rows), kDepth));
+}
+
+// Weights of one product as it takes them: `parts` blocks of `rows` rows each, from first_row[part] on.
+struct WeightSlice {
+  const moe::WeightOperand* w;
+  std::int64_t expert;
+  int parts;
+  std::int64_t first_row[2];
+  int rows;
+  std::int64_t elements;  // of a row
+};
+
+// The other operand and the result.
+struct SliceProduct {
+  const Word* packed;         // [group][steps][kLanes]
+  std::int64_t packed_group;  // words from group to group
+  int groups;
+  bool half;            // the last group has no more than half of the lanes
+  float* c;             // [group][part][rows, padded][kLanes]
+  std::int64_t c_part;  // floats from part to part; a group has all parts
+  Word* panel;
+};
+
+TF_INLINE int padded_rows(int rows) { return static_cast<int>(round_up(rows, kKeyRows)); }
+// Rows of C that a part of `rows` rows takes, whole tiles and whole vectors.
+TF_INLINE std::int64_t slice_rows(std::int64_t rows) { return round_up(round_up(rows, kKeyRows), 16); }
+
+// Rows of weights that are stored one after the other.
+template <class T>
+TF_NOINLINE void row_panel_product(const WeightSlice& s, const SliceProduct& x, std::int64_t from,
+                                   int depth) {
+  const ExpertOperand& w = s.w->weight;
+  const int padded = padded_rows(s.rows);
+  const std::int64_t stride = key_stride(depth), part_words = padded * stride;
+  for (int p = 0; p < s.parts; ++p) {
+    const auto* base =
+        static_cast<const typename T::Element*>(w.data) + s.expert * w.expert + s.first_row[p] * w.row + from;
+    pack_keys<T>(StridedRows<T>{base, w.row}, s.rows, padded, depth, x.panel + p * part_words);
+  }
+  const int steps = steps_of(depth), tiles = s.parts * (padded / kKeyRows);
+  const Word* at = x.packed + from / kElementsPerWord * kLanes;
+  const int ahead_lines = steps * kLanes / 16 / tiles + 1;
+  for (int g = 0; g < x.groups; ++g, at += x.packed_group) {
+    const bool wide = g + 1 < x.groups || !x.half;
+    const char* ahead = reinterpret_cast<const char*>(g + 1 < x.groups ? at + x.packed_group : at);
+    for (int p = 0; p < s.parts; ++p)
+      for (int r = 0; r < padded; r += kKeyRows, ahead += 64 * ahead_lines) {
+        const RowTile tile{x.panel + p * part_words + r * stride,           stride,    at,    steps,
+                           x.c + (g * s.parts + p) * x.c_part + r * kLanes, from == 0, ahead, ahead_lines};
+        if (TF_LIKELY(wide))
+          row_tile<true>(tile);
+        else
+          row_tile<false>(tile);
+      }
+  }
+}
+
+// Rows that stand across: neighbours in memory are elements of different rows.
+template <class T>
+TF_NOINLINE void column_panel_product(const WeightSlice& s, const SliceProduct& x, std::int64_t from,
+                                      int depth) {
+  const ExpertOperand& w = s.w->weight;
+  const int padded = static_cast<int>(round_up(depth, kStepElements));
+  const std::int64_t part_words = value_words(output_rows(s.rows), kDepth);
+  for (int p = 0; p < s.parts; ++p) {
+    const auto* base = static_cast<const typename T::Element*>(w.data) + s.expert * w.expert +
+                       s.first_row[p] + from * w.column;
+    F nonfinite;
+    pack_values<T>(StridedRows<T>{base, w.column}, depth, padded, s.rows, kDepth, x.panel + p * part_words,
+                   &nonfinite);
+  }
+  const Word* at = x.packed + from / kElementsPerWord * kLanes;
+  for (int g = 0; g < x.groups; ++g, at += x.packed_group) {
+    const bool wide = g + 1 < x.groups || !x.half;
+    for (int p = 0; p < s.parts; ++p) {
+      float* c = x.c + (g * s.parts + p) * x.c_part;
+      const Word* panel = x.panel + p * part_words;
+      if (TF_LIKELY(wide))
+        outputs<true>(panel, s.rows, kDepth, at, 0, padded, c, from == 0);
+      else
+        outputs<false>(panel, s.rows, kDepth, at, 0, padded, c, from == 0);
+    }
+  }
+}
+
+template <class T>
+TF_INLINE void slice_product(const WeightSlice& s, const SliceProduct& x) {
+  for (std::int64_t from = 0; from < s.elements; from += kDepth) {
+    const int depth = static_cast<int>(min_of<std::int64_t>(kDepth, s.elements - from));
+    if (s.w->weight.column == 1)
+      row_panel_product<T>(s, x, from, depth);
+    else
+      column_panel_product<T>(s, x, from, depth);
+  }
+}
+
+}  // namespace tileformer::TILEFORMER_UNIT
