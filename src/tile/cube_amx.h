@@ -9,6 +9,7 @@
 // Rapids).
 #pragma once
 
+#include "tile/ahead.h"
 #include "tile/rows.h"
 
 namespace tileformer::TILEFORMER_UNIT {
@@ -201,8 +202,8 @@ struct RowTile {
   int steps;           // words, a multiple of kTileWords
   float* c;            // [kKeyRows][kLanes]
   bool first;          // c is written, not added to
-  const char* ahead;   // what later tiles need, `ahead_lines` of 64 bytes: into L2
-  int ahead_lines;
+  AheadRows* ahead;    // asked for meanwhile,
+  int ahead_lines;     // so many lines
 };
 
 // kWide false: of the first half of the lanes only.
@@ -225,14 +226,13 @@ TF_NOINLINE void row_tile(const RowTile& x) {
       TF_TILE_LOAD(3, c2 + kVecLanes, kLaneStride);
     }
   }
-  const char* ahead = x.ahead;
   const int ahead_lines = (x.ahead_lines + steps - 1) / steps;
   for (int step = 0; step < steps; ++step) {
     const Word *a = x.rows + step * kTileWords, *b = x.packed + step * kTileWords * kLanes;
     TF_TILE_LOAD(4, a, row_stride);
     TF_TILE_LOAD(6, b, kLaneStride);
     TF_TILE_DOT(0, 4, 6);
-    for (int i = 0; i < ahead_lines; ++i, ahead += 64) prefetch_far(ahead);
+    x.ahead->ask_for(ahead_lines);
     if constexpr (kWide) {
       TF_TILE_LOAD(7, b + kVecLanes, kLaneStride);
       TF_TILE_DOT(1, 4, 7);

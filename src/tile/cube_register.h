@@ -7,6 +7,7 @@
 //   kElementsPerWord
 #pragma once
 
+#include "tile/ahead.h"
 #include "tile/rows.h"
 
 namespace tileformer::TILEFORMER_UNIT {
@@ -217,10 +218,10 @@ struct RowTile {
   std::int64_t stride;
   const Word* packed;  // [steps][kLanes]
   int steps;
-  float* c;           // [kKeyRows][kLanes]
-  bool first;         // c is written, not added to
-  const char* ahead;  // what later tiles need, `ahead_lines` of 64 bytes: into L2
-  int ahead_lines;
+  float* c;          // [kKeyRows][kLanes]
+  bool first;        // c is written, not added to
+  AheadRows* ahead;  // asked for meanwhile,
+  int ahead_lines;   // so many lines
 };
 
 // kWide false: of the first half of the lanes only.
@@ -233,12 +234,11 @@ TF_NOINLINE void row_tile(const RowTile& x) {
   const Word* packed = x.packed;
   constexpr int kLineWords = 64 / sizeof(Word);
   const Word* next = x.rows + kKeyRows * x.stride;
-  const char* ahead = x.ahead;
   const int lines = static_cast<int>(ceil_div(kKeyRows * x.stride, kLineWords * kSlices)),
             ahead_lines = (x.ahead_lines + kSlices - 1) / kSlices;
   TF_NO_UNROLL for (int c = 0; c < kSlices; ++c) {
     TF_NO_UNROLL for (int i = 0; i < lines; ++i, next += kLineWords) prefetch(next);
-    TF_NO_UNROLL for (int i = 0; i < ahead_lines; ++i, ahead += 64) prefetch_far(ahead);
+    x.ahead->ask_for(ahead_lines);
     multiply_rows<kKeyRows, V>(rows, packed, (c + 1) * x.steps / kSlices - c * x.steps / kSlices, acc);
   }
   TF_UNROLL for (int r = 0; r < kKeyRows; ++r) TF_UNROLL for (int j = 0; j < V; ++j) {

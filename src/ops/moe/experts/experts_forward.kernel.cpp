@@ -97,6 +97,13 @@ TF_NOINLINE void load_bias(const WeightOperand& w, std::int64_t expert, std::int
 }
 
 template <class T>
+TF_INLINE const typename T::Element* weights_row(const WeightOperand& w, std::int64_t expert,
+                                                 std::int64_t row) {
+  return static_cast<const typename T::Element*>(w.weight.data) + expert * w.weight.expert +
+         row * w.weight.row;
+}
+
+template <class T>
 TF_INLINE const typename T::Element* hidden_row(const KernelArgs& a, std::int64_t pair) {
   return static_cast<const typename T::Element*>(a.hidden) + a.pair_token[pair] * a.hidden_stride;
 }
@@ -181,7 +188,8 @@ TF_NOINLINE void write_gate_up(const KernelArgs& a, const Scratch& x, const Inte
 }
 
 template <class T>
-TF_NOINLINE void gate_up_tiles(const KernelArgs& a, const Scratch& x, const Run& run, InterSlice s) {
+TF_NOINLINE void gate_up_tiles(const KernelArgs& a, const Scratch& x, const Run& run, InterSlice s,
+                               const void* next) {
   const int rows = s.interleaved ? 2 * s.n : s.n;
   s.part_rows = slice_rows(rows);
   const WeightSlice weights{&a.gate_up,
@@ -189,7 +197,8 @@ TF_NOINLINE void gate_up_tiles(const KernelArgs& a, const Scratch& x, const Run&
                             s.interleaved ? 1 : 2,
                             {s.interleaved ? 2 * s.first : s.first, a.inter + s.first},
                             rows,
-                            a.hidden_dim};
+                            a.hidden_dim,
+                            next};
   const std::int64_t c_group = weights.parts * s.part_rows * kLanes;
   const int groups = groups_of(run);
   slice_product<T>(weights, {static_cast<const Word*>(a.x) + run.x, query_words(a.hidden_dim), groups,
@@ -265,10 +274,11 @@ TF_INLINE float* sum_row(const KernelArgs& a, std::int64_t pair, const HiddenSli
 }
 
 template <class T>
-TF_NOINLINE void down_tiles(const KernelArgs& a, const Scratch& x, const Run& run, const HiddenSlice& s) {
+TF_NOINLINE void down_tiles(const KernelArgs& a, const Scratch& x, const Run& run, const HiddenSlice& s,
+                            const void* next) {
   const std::int64_t part_rows = slice_rows(s.n);
   const int groups = groups_of(run);
-  slice_product<T>({&a.down, run.expert, 1, {s.first, 0}, s.n, a.inter},
+  slice_product<T>({&a.down, run.expert, 1, {s.first, 0}, s.n, a.inter, next},
                    {static_cast<const Word*>(a.h) + run.h, query_words(a.inter), groups, last_is_half(run),
                     x.c, part_rows * kLanes, x.panel});
   load_bias(a.down, run.expert, s.first, s.n, x.bias);
@@ -313,7 +323,8 @@ TF_INLINE void down_slice(const KernelArgs& a, const Scratch& x, const HiddenSli
     if (run.rows)
       down_rows<T>(a, x, run, s);
     else
-      down_tiles<T>(a, x, run, s);
+      down_tiles<T>(a, x, run, s,
+                    r + 1 < a.runs_count ? weights_row<T>(a.down, a.runs[r + 1].expert, s.first) : nullptr);
   }
   if (a.last_wave && a.out != a.sum)
     convert_rows<T>(a.sum + s.first, a.sum_stride, a.tokens, s.n,
@@ -349,6 +360,15 @@ void pack(const KernelArgs& a, int) {
   });
 }
 
+// The rows of the item that this worker is likely to take next.
+template <class T>
+TF_INLINE const void* next_gates(const KernelArgs& a, std::int64_t item, std::int64_t slices) {
+  item += a.workers;
+  if (item >= a.runs_count * slices) return nullptr;
+  return weights_row<T>(a.gate_up, a.runs[item / slices].expert,
+                        item % slices * a.inter_slice * (a.interleaved ? 2 : 1));
+}
+
 void gate_up(const KernelArgs& a, int worker) {
   const Scratch x(a, a.scratch + a.scratch_bytes * worker);
   const std::int64_t slices = ceil_div(a.inter, a.inter_slice);
@@ -361,7 +381,7 @@ void gate_up(const KernelArgs& a, int worker) {
       if (run.rows)
         gate_up_rows<T>(a, x, run, s);
       else
-        gate_up_tiles<T>(a, x, run, s);
+        gate_up_tiles<T>(a, x, run, s, next_gates<T>(a, item, slices));
     });
   });
   leave_unit();

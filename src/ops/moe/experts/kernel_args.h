@@ -73,7 +73,8 @@ struct KernelArgs {
   int depth;                               // elements of a panel of weights
   char* scratch;
   std::size_t scratch_bytes;  // of a worker
-  std::int64_t* next_item;    // shared by all workers; starts at 0
+  int workers;
+  std::int64_t* next_item;  // shared by all workers; starts at 0
 };
 
 // A compiled kernel. Each phase takes items until none is left; between phases all workers wait.

@@ -27,6 +27,7 @@ Status run_forward(const FusedExpertsArgs& args, const Problem& problem, const U
   const SharedMemory m = shared_memory(problem, unit, k, plan.wave_pairs, needs_sum);
   k.scratch_bytes = unit.scratch_bytes(k);
   const int workers = std::min(plan.threads, executor.threads());
+  k.workers = workers;
   const std::size_t needed = m.sum + m.x + m.h + k.scratch_bytes * std::size_t(workers) + 64;
   if (!workspace.data || workspace.bytes < needed)
     return Status::invalid("workspace: given " + std::to_string(workspace.data ? workspace.bytes : 0) +

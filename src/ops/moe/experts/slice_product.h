@@ -28,6 +28,7 @@ struct WeightSlice {
   std::int64_t first_row[2];
   int rows;
   std::int64_t elements;  // of a row
+  const void* next;       // the first row of the slice that comes next; null: not known
 };
 
 // The other operand and the result.
@@ -45,6 +46,26 @@ TF_INLINE int padded_rows(int rows) { return static_cast<int>(round_up(rows, kKe
 // Rows of C that a part of `rows` rows takes, whole tiles and whole vectors.
 TF_INLINE std::int64_t slice_rows(std::int64_t rows) { return round_up(round_up(rows, kKeyRows), 16); }
 
+// The panel after the one at `from`: of the same slice, then of the next one.
+template <class T>
+TF_INLINE AheadRows next_panel(const WeightSlice& s, int part, std::int64_t from) {
+  using E = typename T::Element;
+  const ExpertOperand& w = s.w->weight;
+  const auto* base = static_cast<const E*>(w.data) + s.expert * w.expert;
+  const bool last = from + kDepth >= s.elements;
+  const auto* next = static_cast<const E*>(s.next);
+  const E* at = !last  ? base + s.first_row[part] * w.row + from + kDepth
+                : next ? next + (s.first_row[part] - s.first_row[0]) * w.row
+                       : nullptr;
+  const std::int64_t elements = min_of<std::int64_t>(kDepth, last ? s.elements : s.elements - from - kDepth);
+  AheadRows rows;
+  rows.at = reinterpret_cast<const char*>(at);
+  rows.stride = w.row * static_cast<std::int64_t>(sizeof(E));
+  rows.rows = at ? s.rows : 0;
+  rows.row_lines = static_cast<int>(ceil_div(elements * static_cast<std::int64_t>(sizeof(E)), 64));
+  return rows;
+}
+
 // Rows of weights that are stored one after the other.
 template <class T>
 TF_NOINLINE void row_panel_product(const WeightSlice& s, const SliceProduct& x, std::int64_t from,
@@ -52,21 +73,23 @@ TF_NOINLINE void row_panel_product(const WeightSlice& s, const SliceProduct& x, 
   const ExpertOperand& w = s.w->weight;
   const int padded = padded_rows(s.rows);
   const std::int64_t stride = key_stride(depth), part_words = padded * stride;
+  AheadRows ahead[2];
   for (int p = 0; p < s.parts; ++p) {
     const auto* base =
         static_cast<const typename T::Element*>(w.data) + s.expert * w.expert + s.first_row[p] * w.row + from;
     pack_keys<T>(StridedRows<T>{base, w.row}, s.rows, padded, depth, x.panel + p * part_words);
+    ahead[p] = next_panel<T>(s, p, from);
   }
-  const int steps = steps_of(depth), tiles = s.parts * (padded / kKeyRows);
+  const int steps = steps_of(depth), tiles = x.groups * (padded / kKeyRows);
+  const int ahead_lines = static_cast<int>(ceil_div(ahead[0].rows * ahead[0].row_lines, tiles));
   const Word* at = x.packed + from / kElementsPerWord * kLanes;
-  const int ahead_lines = steps * kLanes / 16 / tiles + 1;
   for (int g = 0; g < x.groups; ++g, at += x.packed_group) {
     const bool wide = g + 1 < x.groups || !x.half;
-    const char* ahead = reinterpret_cast<const char*>(g + 1 < x.groups ? at + x.packed_group : at);
     for (int p = 0; p < s.parts; ++p)
-      for (int r = 0; r < padded; r += kKeyRows, ahead += 64 * ahead_lines) {
-        const RowTile tile{x.panel + p * part_words + r * stride,           stride,    at,    steps,
-                           x.c + (g * s.parts + p) * x.c_part + r * kLanes, from == 0, ahead, ahead_lines};
+      for (int r = 0; r < padded; r += kKeyRows) {
+        const RowTile tile{
+            x.panel + p * part_words + r * stride,           stride,    at,        steps,
+            x.c + (g * s.parts + p) * x.c_part + r * kLanes, from == 0, &ahead[p], ahead_lines};
         if (TF_LIKELY(wide))
           row_tile<true>(tile);
         else
