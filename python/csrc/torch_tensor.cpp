@@ -57,6 +57,7 @@ std::int32_t torch_code(DType dtype) {
     case DType::i8: return aoti_torch_dtype_int8();
     case DType::f8_e4m3: return aoti_torch_dtype_float8_e4m3fn();
     case DType::f8_e5m2: return aoti_torch_dtype_float8_e5m2();
+    case DType::i4x2: return aoti_torch_dtype_uint8();
   }
   return -1;
 }
