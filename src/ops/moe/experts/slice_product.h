@@ -128,6 +128,8 @@ TF_NOINLINE void column_panel_product(const WeightSlice& s, const SliceProduct& 
 
 template <class T>
 TF_INLINE void slice_product(const WeightSlice& s, const SliceProduct& x) {
+  if (s.elements == 0)
+    __builtin_memset(x.c, 0, sizeof(float) * static_cast<std::size_t>(x.groups * s.parts * x.c_part));
   for (std::int64_t from = 0; from < s.elements; from += kDepth) {
     const int depth = static_cast<int>(min_of<std::int64_t>(kDepth, s.elements - from));
     if (s.w->weight.column == 1)
