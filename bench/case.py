@@ -34,6 +34,8 @@ class AttentionCase:
 
     request: ClassVar[str] = "prepare"  # of worker.py
     traffic_bytes: ClassVar[int] = 0  # products decide here, not memory
+    # Of the buffer that bandwidth is measured on, where a row needs it: beyond every cache.
+    stream_bytes: ClassVar[int] = 256 << 20
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)

@@ -15,21 +15,29 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench import compare, environment, paged_suites, peer_packages, point_suites, summary
+from bench import compare, environment, experts_suites, paged_suites, peer_packages, point_suites, summary
 from bench.contenders import PEERS
 from bench.record import DEFAULT_OUTPUT, Record
 from bench.runner import Runner
 from bench.suites import BACKWARD_SUITES, FORWARD_SUITES, SUITES
-from bench.summary import CACHE_ERROR_SUITE, LOSS_SUITE, SERVING_SUITE, TRAINING_SUITE
+from bench.summary import (
+    CACHE_ERROR_SUITE,
+    EXPERTS_MEMORY_SUITE,
+    LOSS_SUITE,
+    SERVING_SUITE,
+    TRAINING_SUITE,
+)
 from bench.table import heading, lines_of
 
 GROUPS = {
     "attention": [*FORWARD_SUITES, "memory", "published"],
     "attention_backward": [*BACKWARD_SUITES, "backward_memory"],
     "kv_cache": list(paged_suites.SUITES),
+    "moe": [*experts_suites.SUITES, EXPERTS_MEMORY_SUITE],
 }
-ROW_SUITES = {**SUITES, **paged_suites.SUITES}
-OWN_THREADS = ("threads", "overhead", "backward_threads", "decode", "append")  # --threads is not for these
+ROW_SUITES = {**SUITES, **paged_suites.SUITES, **experts_suites.SUITES}
+# --threads is not for these
+OWN_THREADS = ("threads", "overhead", "backward_threads", "decode", "append", *experts_suites.SUITES)
 ALONE = [TRAINING_SUITE, LOSS_SUITE, SERVING_SUITE, CACHE_ERROR_SUITE]  # long ones, which run only by name
 NAMES = [name for group in GROUPS.values() for name in group] + ALONE
 

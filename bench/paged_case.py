@@ -96,6 +96,11 @@ class PagedCase:
         return self.cache_bytes if self.is_decode else 0
 
     @property
+    def stream_bytes(self) -> int:
+        """The buffer on which bandwidth is measured."""
+        return self.traffic_bytes
+
+    @property
     def label(self) -> str:
         """Short and complete: batch x heads x keys x dim, what is done, dtypes, layout."""
         shape = f"{len(self.lengths)}x{self.heads}/{self.kv_heads}x{lengths_text(self.lengths)}x{self.dim}"
@@ -150,6 +155,11 @@ class AppendCase:
     def traffic_bytes(self) -> int:
         """What is written; what is read for it does not count."""
         return self.batch * self.tokens * self.kv_heads * 2 * row_bytes(self.cache_dtype, self.dim)
+
+    @property
+    def stream_bytes(self) -> int:
+        """The buffer on which bandwidth is measured."""
+        return self.traffic_bytes
 
     @property
     def label(self) -> str:

@@ -12,11 +12,19 @@ from matplotlib.figure import Figure
 
 from bench.case import AttentionCase
 from bench.contenders import MODULES
+from bench.experts_case import ExpertsCase
 from bench.paged_case import PagedCase
 from bench.paged_suites import decode_case
 from bench.readme import machine_line
 
-COLORS = dict(zip(MODULES, ("#0b6e4f", "#e07a2f", "#b9b2a6", "#7a5ea8", "#3d7cc9")))
+# Torch has the same colours in the figures of attention and of experts.
+COLORS = dict(
+    zip(
+        MODULES,
+        ("#0b6e4f", "#e07a2f", "#b9b2a6", "#7a5ea8", "#3d7cc9", "#c2416b", "#e07a2f", "#b9b2a6"),
+        strict=True,
+    )
+)
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "images"
 
 
@@ -138,9 +146,53 @@ def is_of_decode_figure(case: PagedCase) -> bool:
     return case == decode_case(case.dim, case.heads // case.kv_heads)
 
 
+def moe(report: dict[str, Any]) -> Figure:
+    """GFLOP/s over the tokens, bf16, forward, a panel per layer; what bandwidth and peak allow as a line."""
+    panels: dict[ExpertsCase, list[tuple[int, dict[str, Any]]]] = {}
+    for case, row in _moe_rows(report):
+        panels.setdefault(case.with_(tokens=1), []).append((case.tokens, row))
+    figure = Figure(figsize=(4.2 * len(panels), 3.8))
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)
+    for (case, found), axis in zip(panels.items(), axes[0]):
+        points = sorted(found, key=lambda point: point[0])
+        for name in MODULES:
+            own = [(tokens, row["entries"][name]) for tokens, row in points if name in row["entries"]]
+            if own:
+                rates = [entry["gflops"] for _, entry in own]
+                axis.loglog([tokens for tokens, _ in own], rates, marker="o", color=COLORS[name], label=name)
+        limits = [(tokens, limit) for tokens, row in points if (limit := _limit(row)) is not None]
+        axis.loglog(*zip(*limits), color="black", linestyle=":", linewidth=1, label="bandwidth, then peak")
+        ticks = [tokens for tokens, _ in points]
+        axis.set_xticks(ticks, [str(tick) for tick in ticks])
+        axis.minorticks_off()
+        axis.set_xlabel("tokens")
+        axis.set_title(f"hidden {case.hidden}, inter {case.inter}, {case.top_k} of {case.experts}")
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("GFLOP/s, one thread")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
+    figure.suptitle(f"Mixture of experts, bf16\n{machine_line(report)}", fontsize=9)
+    figure.tight_layout(rect=(0, 0.08, 1, 1))
+    return figure
+
+
+def _limit(row: dict[str, Any]) -> float | None:
+    """GFLOP/s that the unit's peak and, with few tokens, one read of the weights allow."""
+    own = row["entries"]["tileformer"]
+    percents = [own[key] for key in ("percent_of_peak", "percent_of_bandwidth") if own[key]]
+    return 100 * own["gflops"] / max(percents) if percents else None
+
+
+def _moe_rows(report: dict[str, Any]) -> list[tuple[ExpertsCase, dict[str, Any]]]:
+    """Forward, bf16, one thread: they differ in nothing but the layer and the tokens."""
+    rows = [row for row in report["rows"] if row["suite"] in ("moe_few", "moe_many")]
+    cases = [ExpertsCase(**row["entries"]["tileformer"]["case"]) for row in rows]
+    return [(case, row) for case, row in zip(cases, rows) if (case.dtype, case.threads) == ("bf16", 1)]
+
+
 def main(argv: list[str]) -> int:
-    """Writes attention-speed.svg, attention-memory.svg and decode-bandwidth.svg, as far as the run has their
-    suites.
+    """Writes attention-speed.svg, attention-memory.svg, decode-bandwidth.svg and moe-speed.svg, as far as the
+    run has their suites.
     """
     parser = argparse.ArgumentParser(prog="bench plot", description=__doc__)
     parser.add_argument("results", type=Path)
@@ -154,6 +206,7 @@ def main(argv: list[str]) -> int:
         ("attention-speed", speed, any(row["suite"] == "main" for row in report["rows"])),
         ("attention-memory", memory, bool(report.get("memory", {}).get("points"))),
         ("decode-bandwidth", decode, bool(_decode_rows(report))),
+        ("moe-speed", moe, bool(_moe_rows(report))),
     ):
         if present:
             path = arguments.out / f"{name}.svg"

@@ -6,10 +6,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from bench import cache_error_suite, loss_suite, memory_suite
+from bench import cache_error_suite, experts_memory_suite, loss_suite, memory_suite
 from bench.record import DEFAULT_OUTPUT
 from bench.row import Verdict
-from bench.summary import CACHE_ERROR_SUITE, LOSS_SUITE, MEMORY_SUITES, TRAINING_SUITE
+from bench.summary import (
+    CACHE_ERROR_SUITE,
+    EXPERTS_MEMORY_SUITE,
+    LOSS_SUITE,
+    MEMORY_SUITES,
+    TRAINING_SUITE,
+)
 
 Point = dict[str, Any]
 
@@ -58,6 +64,9 @@ def open_suite(name: str, settings: Settings, notes: list[str]) -> PointSuite:
         of = memory_suite.SUITES[name]
         points = memory_suite.run(of.cases(settings.full), settings.peers, notes)
         return _of_single_points(name, memory_suite, points, of.judge)
+    if name == EXPERTS_MEMORY_SUITE:
+        points = experts_memory_suite.run(settings.full, settings.peers, notes)
+        return _of_single_points(name, experts_memory_suite, points, experts_memory_suite.judge)
     if name == LOSS_SUITE:
         points = loss_suite.run(settings.full, settings.threads, notes)
         return _of_single_points(name, loss_suite, points, loss_suite.judge)

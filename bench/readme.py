@@ -16,6 +16,7 @@ from typing import Any
 
 from bench.contenders import PEERS
 from bench.environment import busy
+from bench.experts_case import ExpertsCase
 from bench.row import BASE
 from bench.table import percent_text, time_text
 
@@ -99,6 +100,48 @@ def decode(report: dict[str, Any]) -> str:
     return _table(header, lines)
 
 
+def _ratios(row: dict[str, Any], peers: list[str]) -> list[str]:
+    return [f"{row['entries'][peer]['ratio']:.2f}x" if peer in row["entries"] else "" for peer in peers]
+
+
+def moe(report: dict[str, Any]) -> str:
+    """The layer, forward and backward: GFLOP/s, GB/s of weights, percents of both limits, and each peer."""
+    suites = ("moe_few", "moe_many", "moe_backward")
+    rows = [row for suite in suites for row in report["rows"] if row["suite"] == suite]
+    peers = [name for name in PEERS if any(name in row["entries"] for row in rows)]
+    lines = []
+    for row in rows:
+        own = row["entries"][BASE]
+        is_few = own["gb_per_s"] is not None
+        moved = [f"{own['gb_per_s']:.1f}", percent_text(own["percent_of_bandwidth"])] if is_few else ["", ""]
+        figures = [f"{own['gflops']:.1f}", percent_text(own["percent_of_peak"]), *moved]
+        lines.append([row["label"], str(row["threads"]), *figures, *_ratios(row, peers)])
+    header = ["tokens x hidden x inter, top k / experts", "threads", "GFLOP/s", "% of peak"]
+    header += ["GB/s", "% of bandwidth", *(f"vs {name}" for name in peers)]
+    return _table(header, lines)
+
+
+def moe_quantized(report: dict[str, Any]) -> str:
+    """int8 and int4 weights: how many times faster than bf16 ones, and the error of both."""
+    lines = []
+    for row in (row for row in report["rows"] if row["suite"] == "moe_quantized"):
+        own, plain = row["entries"][BASE], row["entries"]["bf16"]
+        errors = [f"{100 * entry['relative_error']:.2g} %" for entry in (own, plain)]
+        lines.append([row["label"], f"{plain['ratio']:.2f}x", *errors])
+    header = ["tokens x hidden x inter, top k / experts", "vs bf16 weights", "error", "of bf16"]
+    return _table(header, lines)
+
+
+def moe_memory(report: dict[str, Any]) -> str:
+    """A training step of the experts: memory beyond tensors and gradients, and time."""
+    lines = []
+    for point in report["moe_memory"]["points"]:
+        label = ExpertsCase(**point["case"]).label
+        figures = [f"{point['extra_bytes'] / MIB:.0f} MiB", f"{point['tensor_bytes'] / MIB:.0f} MiB"]
+        lines.append([f"{label}, {point['contender']}", *figures, time_text(point["seconds"])])
+    return _table(["", "memory of the step", "tensors and gradients", "time"], lines)
+
+
 def training(report: dict[str, Any]) -> str:
     """Tokens/s and peak resident memory of training steps, and both relative to sdpa."""
     points = [point for point in report["training"]["points"] if not point["failure"]]
@@ -151,6 +194,9 @@ BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
     "speed": speed,
     "backward": backward,
     "decode": decode,
+    "moe": moe,
+    "moe_quantized": moe_quantized,
+    "moe_memory": moe_memory,
     "training": training,
     "features": features,
     "published": published,

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from bench.case import AttentionCase
+from bench.experts_case import ExpertsCase, RouteCase
 from bench.paged_case import AppendCase, PagedCase
 
 BASE = "tileformer"
-Case = AttentionCase | PagedCase | AppendCase
+Case = AttentionCase | PagedCase | AppendCase | ExpertsCase | RouteCase
 
 
 class Bar(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from bench.yardsticks import Yardsticks
 
 TURN_SECONDS = 0.15  # a longer call takes one turn
 MIN_ROUNDS, MAX_ROUNDS = 2, 12
+LONG_CALL = 10.0  # seconds: whoever takes so long for a call gets one turn
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class Runner:
         for turn in range(MAX_ROUNDS):
             if turn >= MIN_ROUNDS and time.monotonic() - start > self.row_seconds:
                 break
-            for name in list(entries):
+            for name in [name for name, entry in entries.items() if not LONG_CALL < entry.seconds < math.inf]:
                 answer = self._ask(seats[name], "time", key=name, seconds=TURN_SECONDS)
                 if answer is None:  # its process died: what it did before does not count
                     del entries[name]

@@ -13,12 +13,14 @@ TRAINING_SUITE = "training"
 LOSS_SUITE = "linear_cross_entropy"
 SERVING_SUITE = "serving"
 CACHE_ERROR_SUITE = "cache_error"
+EXPERTS_MEMORY_SUITE = "moe_memory"
 POINT_SUITES = (
     *MEMORY_SUITES,
     TRAINING_SUITE,
     LOSS_SUITE,
     SERVING_SUITE,
     CACHE_ERROR_SUITE,
+    EXPERTS_MEMORY_SUITE,
 )  # those that measure points, not rows
 
 

@@ -7,6 +7,7 @@ Whatever libraries print goes to stderr. Requests ("do"):
   prepare  key, case, check       -> {"error": relative error or null}, or {"unsupported": reason}
   prepare_loss                    the same for a LossCase
   prepare_paged, prepare_append   the same for a PagedCase or an AppendCase, and "cache_bytes"
+  prepare_experts, prepare_route  the same for an ExpertsCase or a RouteCase
   time     key, seconds           -> {"best": seconds per call, "calls": number of calls}
   peak     dtype                  -> {"gflops": one thread's peak of the unit in use, or null}
   bandwidth  kind, bytes, threads -> {"gb_per_s": "read" or "write" through a buffer of so many bytes}
@@ -25,8 +26,11 @@ from typing import Any
 
 import torch
 
-from bench import contenders, paged_inputs
+from bench import contenders, experts_inputs, paged_inputs, route_inputs
 from bench.case import AttentionCase
+from bench.experts_case import ExpertsCase, RouteCase
+from bench.experts_gradients import gradient_call
+from bench.experts_gradients import gradient_error as experts_gradient_error
 from bench.gradients import backward_call, gradient_error
 from bench.inputs import TOLERANCE, error_of, make_inputs
 from bench.loss_case import LossCase, LossInputs
@@ -107,6 +111,38 @@ class Worker:
         self.prepared[key] = problem, prepared.run
         return {"error": error, "cache_bytes": prepared.cache_bytes}
 
+    def prepare_experts(self, key: str, case: dict[str, Any], check: bool = True) -> dict[str, Any]:
+        problem = ExpertsCase(**case)
+        if not hasattr(self.contender, "prepare_experts"):
+            return {"unsupported": "it has no such operator"}
+        torch.set_num_threads(problem.threads)
+        try:
+            inputs = experts_inputs.ExpertsInputs.of(problem)
+            call = experts_inputs.in_turn(self.contender.prepare_experts(problem, inputs))
+            judge = experts_inputs.error_of
+            if problem.work != "forward":
+                call, judge = gradient_call(inputs, call), experts_gradient_error
+            error = judge(inputs, call()) if check else None
+        except (contenders.Unsupported, RuntimeError, ValueError, TypeError) as reason:
+            return {"unsupported": str(reason).splitlines()[0]}
+        if error is not None and not error <= experts_inputs.tolerance_of(problem):
+            return {"unsupported": f"wrong result: relative error {error:.2g}"}
+        self.prepared[key] = problem, call
+        return {"error": error}
+
+    def prepare_route(self, key: str, case: dict[str, Any]) -> dict[str, Any]:
+        problem = RouteCase(**case)
+        if not hasattr(self.contender, "prepare_route"):
+            return {"unsupported": "it has no such operator"}
+        torch.set_num_threads(problem.threads)
+        hidden, logits = route_inputs.route_inputs(problem)
+        call = self.contender.prepare_route(problem, hidden, logits)
+        error = route_inputs.route_error(problem, hidden, logits, call())
+        if not error <= route_inputs.TOLERANCE:
+            return {"unsupported": f"wrong result: relative error {error:.2g}"}
+        self.prepared[key] = problem, call
+        return {"error": error}
+
     def time(self, key: str, seconds: float) -> dict[str, Any]:
         case, call = self.prepared[key]
         torch.set_num_threads(case.threads)
@@ -141,6 +177,7 @@ class Worker:
     def forget(self) -> dict[str, Any]:
         self.prepared.clear()
         paged_inputs.forget()
+        experts_inputs.forget()
         return {}
 
 

@@ -8,8 +8,6 @@ from typing import Any
 from bench.row import Case
 
 Ask = Callable[..., dict[str, Any] | None]  # a request to tileformer's worker
-# Beyond every cache: what a mask is read with, whose row is not about memory otherwise.
-MASK_BUFFER = 256 << 20
 
 
 class Yardsticks:
@@ -31,8 +29,7 @@ class Yardsticks:
             self.peak = max(self.peak or 0.0, answer.get("gflops") or 0.0) or None
         for threads in self._threads:
             kind = "read" if case.mask_bytes else case.bandwidth
-            size = case.traffic_bytes or MASK_BUFFER
-            answer = self._ask("bandwidth", kind=kind, bytes=size, threads=threads) or {}
+            answer = self._ask("bandwidth", kind=kind, bytes=case.stream_bytes, threads=threads) or {}
             self._rates[threads] = max(self._rates.get(threads, 0.0), answer.get("gb_per_s") or 0.0)
 
     def bandwidth(self, threads: int) -> float | None:

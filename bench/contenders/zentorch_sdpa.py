@@ -1,4 +1,4 @@
-"""AMD's zentorch plugin (ZenDNN): torch.ops.zentorch.zentorch_sdpa."""
+"""AMD's zentorch plugin (ZenDNN): torch.ops.zentorch.zentorch_sdpa and zentorch_fused_moe."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Callable
 import torch
 
 from bench.case import AttentionCase
-from bench.contenders import Unavailable, dense_paged
+from bench.contenders import Unavailable, Unsupported, dense_paged
 from bench.contenders.torch_flash import sdpa_arguments
+from bench.experts_case import ExpertsCase
+from bench.experts_inputs import Call, ExpertsInputs, Routing
 from bench.inputs import Inputs
 from bench.paged_case import PagedCase
 from bench.paged_inputs import PagedCall, PagedInputs
@@ -52,3 +54,24 @@ class Implementation:
             return self.op(query, key, value, attn_mask=attn_mask, is_causal=is_causal)[0]
 
         return dense_paged.sdpa_call(case, inputs, sdpa, dense_mask=_as_bias)
+
+    def prepare_experts(self, case: ExpertsCase, inputs: ExpertsInputs) -> list[Call]:
+        """It packs weights in the first call and keeps them by their address. Raises Unsupported."""
+        if case.is_quantized:
+            raise Unsupported("of zentorch's experts only those with plain weights are compared")
+        if case.work != "forward":
+            raise Unsupported("no backward")
+        torch.ops.zentorch.zentorch_flush_moe_weight_cache()
+        out = torch.empty_like(inputs.hidden)
+
+        def call(layer: int, routing: Routing) -> Call:
+            weights = inputs.layers[layer]
+            arguments = (out, inputs.hidden, weights.gate_up, weights.down, None, None, routing.weights)
+
+            def run() -> torch.Tensor:
+                torch.ops.zentorch.zentorch_fused_moe(*arguments, routing.experts, False, "silu")
+                return out
+
+            return run
+
+        return [call(layer, routing) for layer, routing in inputs.turns]
