@@ -14,15 +14,19 @@
 //
 #include "tile/pack.h"
 //
+#include "ops/moe/common/bias.h"
+#include "ops/moe/common/row_run.h"
+#include "ops/moe/common/slice_product.h"
 #include "ops/moe/experts/activation.h"
 #include "ops/moe/experts/combine.h"
-#include "ops/moe/experts/row_run.h"
-#include "ops/moe/experts/slice_product.h"
+#include "ops/moe/experts/kernel_args.h"
 
 namespace tileformer::TILEFORMER_UNIT {
 namespace {
 
 using moe::Group;
+using moe::KernelArgs;
+using moe::Run;
 using moe::WeightOperand;
 
 // How h is kept where its rows are not packed: as it is multiplied.
@@ -77,24 +81,6 @@ struct Scratch {
     bytes = (at + 4095) / 4096 * 4096;
   }
 };
-
-// Biases of rows [first, first + rows) of an expert, zeros without any and beyond.
-TF_NOINLINE void load_bias(const WeightOperand& w, std::int64_t expert, std::int64_t first, int rows,
-                           float* to) {
-  __builtin_memset(to, 0, sizeof(float) * round_up(rows, kVecLanes));
-  const ExpertOperand& b = w.bias;
-  if (!b.data) return;
-  const std::int64_t at = expert * b.expert + first;
-  for (int i = 0; i < rows; i += kVecLanes) {
-    const int n = rows - i;
-    if (b.dtype == DType::f32)
-      store(to + i, load_up_to<F32>(static_cast<const float*>(b.data) + at + i, n));
-    else if (b.dtype == DType::f16)
-      store(to + i, load_up_to<F16>(static_cast<const std::uint16_t*>(b.data) + at + i, n));
-    else
-      store(to + i, load_up_to<BF16>(static_cast<const std::uint16_t*>(b.data) + at + i, n));
-  }
-}
 
 template <class T>
 TF_INLINE const typename T::Element* weights_row(const WeightOperand& w, std::int64_t expert,

@@ -4,25 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ops/moe/common/weight_operand.h"
 #include "tileformer/dtype.h"
 #include "tileformer/fused_experts.h"
 
 namespace tileformer::moe {
-
-// A tensor [experts, rows, columns]; strides in elements.
-struct ExpertOperand {
-  const void* data;  // null: absent
-  DType dtype;
-  std::int64_t expert, row, column;
-};
-
-// The weights of one product of all experts.
-struct WeightOperand {
-  ExpertOperand weight;
-  ExpertOperand scale;  // of codes; columns are groups
-  std::int64_t group;   // columns that share a scale
-  ExpertOperand bias;   // columns: 1
-};
 
 // The pairs (token, slot) of one expert that are worked on together.
 struct Run {

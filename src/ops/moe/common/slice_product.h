@@ -1,16 +1,14 @@
-// A slice of the rows of an expert's weights times the packed rows of a run: C^T[row][lane] of every group of
-// the run. Weights become a panel on the chip, some elements deep, which all groups use. Included by kernels
-// only.
+// A slice of the rows of an expert's weights times packed rows of tokens: C^T[row][lane] of every group of
+// kLanes tokens. Weights become a panel on the chip, some elements deep, which all groups use. Included by
+// kernels only.
 #pragma once
 
-#include "ops/moe/experts/kernel_args.h"
+#include "ops/moe/common/weight_operand.h"
 #include "tile/pack.h"
 
 namespace tileformer::TILEFORMER_UNIT {
 
 using moe::ExpertOperand;
-using moe::KernelArgs;
-using moe::Run;
 
 inline constexpr int kDepth = kDepthWords * kElementsPerWord;
 static_assert(kDepth % kStepElements == 0 && kDepth % 32 == 0);

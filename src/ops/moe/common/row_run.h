@@ -2,7 +2,7 @@
 // the lanes. Bound by memory, so that nothing is copied or padded; included by kernels only.
 #pragma once
 
-#include "ops/moe/experts/kernel_args.h"
+#include "tile/pack.h"
 
 namespace tileformer::TILEFORMER_UNIT {
 
