@@ -12,7 +12,7 @@ struct AheadRows {
 
   // The next lines, into L2.
   TF_MEMBER void ask_for(int lines) {
-    TF_NO_UNROLL for (; lines > 0 && rows > 0; --lines) {
+    for (; lines > 0 && rows > 0; --lines) {
       prefetch_far(at + line * 64);
       if (++line == row_lines) {
         line = 0;

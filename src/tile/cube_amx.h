@@ -206,9 +206,13 @@ struct RowTile {
   int ahead_lines;     // so many lines
 };
 
+// Half tiles that are multiplied together.
+inline constexpr int kHalfTiles = 1;
+
 // kWide false: of the first half of the lanes only.
-template <bool kWide = true>
+template <bool kWide = true, int kTiles = 1>
 TF_NOINLINE void row_tile(const RowTile& x) {
+  static_assert(kTiles == 1);
   const std::int64_t row_stride = 4 * x.stride;
   const int steps = x.steps / kTileWords;
   float* c2 = x.c + kTileRows * kLanes;

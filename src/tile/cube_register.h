@@ -224,28 +224,32 @@ struct RowTile {
   int ahead_lines;   // so many lines
 };
 
-// kWide false: of the first half of the lanes only.
-template <bool kWide = true>
+// kWide false: of the first half of the lanes only. kTiles of them, one below the other: half a tile alone
+// has too few accumulators to hide their latency.
+template <bool kWide = true, int kTiles = 1>
 TF_NOINLINE void row_tile(const RowTile& x) {
-  constexpr int V = kWide ? kVecs : kVecs / 2, kSlices = 8;
-  F acc[kKeyRows][V];  // from zero, as in output_tile
-  TF_UNROLL for (int r = 0; r < kKeyRows; ++r) TF_UNROLL for (int j = 0; j < V; ++j) acc[r][j] = zero();
-  RowCursor<kKeyRows> rows(x.rows, x.stride);
+  constexpr int R = kTiles * kKeyRows, V = kWide ? kVecs : kVecs / 2, kSlices = 8;
+  F acc[R][V];  // from zero, as in output_tile
+  TF_UNROLL for (int r = 0; r < R; ++r) TF_UNROLL for (int j = 0; j < V; ++j) acc[r][j] = zero();
+  RowCursor<R> rows(x.rows, x.stride);
   const Word* packed = x.packed;
   constexpr int kLineWords = 64 / sizeof(Word);
-  const Word* next = x.rows + kKeyRows * x.stride;
-  const int lines = static_cast<int>(ceil_div(kKeyRows * x.stride, kLineWords * kSlices)),
+  const Word* next = x.rows + R * x.stride;
+  const int lines = static_cast<int>(ceil_div(R * x.stride, kLineWords * kSlices)),
             ahead_lines = (x.ahead_lines + kSlices - 1) / kSlices;
   TF_NO_UNROLL for (int c = 0; c < kSlices; ++c) {
     TF_NO_UNROLL for (int i = 0; i < lines; ++i, next += kLineWords) prefetch(next);
     x.ahead->ask_for(ahead_lines);
-    multiply_rows<kKeyRows, V>(rows, packed, (c + 1) * x.steps / kSlices - c * x.steps / kSlices, acc);
+    multiply_rows<R, V>(rows, packed, (c + 1) * x.steps / kSlices - c * x.steps / kSlices, acc);
   }
-  TF_UNROLL for (int r = 0; r < kKeyRows; ++r) TF_UNROLL for (int j = 0; j < V; ++j) {
+  TF_UNROLL for (int r = 0; r < R; ++r) TF_UNROLL for (int j = 0; j < V; ++j) {
     float* at = x.c + r * kLanes + j * kVecLanes;
     store(at, x.first ? acc[r][j] : add(load(at), acc[r][j]));
   }
 }
+
+// Half tiles that are multiplied together.
+inline constexpr int kHalfTiles = 2;
 
 // ---- sums over lanes
 // ------------------------------------------------------------------------------------------------------

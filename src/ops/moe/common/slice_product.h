@@ -83,16 +83,22 @@ TF_NOINLINE void row_panel_product(const WeightSlice& s, const SliceProduct& x, 
   const Word* at = x.packed + from / kElementsPerWord * kLanes;
   for (int g = 0; g < x.groups; ++g, at += x.packed_group) {
     const bool wide = g + 1 < x.groups || !x.half;
-    for (int p = 0; p < s.parts; ++p)
-      for (int r = 0; r < padded; r += kKeyRows) {
-        const RowTile tile{
-            x.panel + p * part_words + r * stride,           stride,    at,        steps,
-            x.c + (g * s.parts + p) * x.c_part + r * kLanes, from == 0, &ahead[p], ahead_lines};
-        if (TF_LIKELY(wide))
-          row_tile<true>(tile);
-        else
-          row_tile<false>(tile);
+    for (int p = 0; p < s.parts; ++p) {
+      RowTile tile{x.panel + p * part_words,           stride,    at,        steps,
+                   x.c + (g * s.parts + p) * x.c_part, from == 0, &ahead[p], ahead_lines};
+      const float* end = tile.c + padded * kLanes;
+      const auto next = [&](int tiles) {
+        tile.rows += tiles * kKeyRows * stride;
+        tile.c += tiles * kKeyRows * kLanes;
+      };
+      if (TF_UNLIKELY(!wide)) {
+        for (; tile.c + kHalfTiles * kKeyRows * kLanes <= end; next(kHalfTiles))
+          row_tile<false, kHalfTiles>(tile);
+        if (tile.c < end) row_tile<false>(tile);
+        continue;
       }
+      for (; tile.c < end; next(1)) row_tile<true>(tile);
+    }
   }
 }
 
