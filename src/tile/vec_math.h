@@ -39,6 +39,37 @@ TF_INLINE F tanh(F x) {
   return mul(x, div(p, q));
 }
 
+// exp(x - m). The difference is taken first: scaled by log2(e) apart, large x would lose it to rounding.
+TF_INLINE F exp_minus(F x, F m) { return exp2(mul(sub(x, m), set(kLog2E))); }
+
+// 1 / (1 + exp(-x)); 0 where exp(-x) would overflow, NaN stays NaN.
+TF_INLINE F sigmoid(F x) {
+  const F t = mul(x, set(-kLog2E));
+  const F e = exp2(min(set(126.0f), t));
+  return select(greater(t, set(126.0f)), zero(), div(set(1.0f), add(set(1.0f), e)));
+}
+
+TF_INLINE float first_lane(F x) {
+  alignas(64) float lanes[kVecLanes];
+  store(lanes, x);
+  return lanes[0];
+}
+TF_INLINE float sum_of_lanes(F x) {
+  alignas(64) float lanes[kVecLanes];
+  store(lanes, x);
+  TF_UNROLL for (int half = kVecLanes / 2; half > 0; half /= 2) for (int l = 0; l < half; ++l) lanes[l] +=
+      lanes[l + half];
+  return lanes[0];
+}
+// x is free of NaN.
+TF_INLINE float max_of_lanes(F x) {
+  alignas(64) float lanes[kVecLanes];
+  store(lanes, x);
+  float m = lanes[0];
+  TF_UNROLL for (int l = 1; l < kVecLanes; ++l) m = max_of(m, lanes[l]);
+  return m;
+}
+
 // n < kBelow elements (a power of two), in pieces of halving size.
 template <int kBelow, class E>
 TF_INLINE void copy_some(E* to, const E* from, int n) {

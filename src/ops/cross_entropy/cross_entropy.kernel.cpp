@@ -13,27 +13,6 @@ constexpr float kLowest = -3.40282347e38f;
 constexpr int kChains = 4;    // independent accumulators: maximum and sum would wait for their own latency
 constexpr int kBlock = 1024;  // logits as fp32 in L1 (4 KiB) between the maximum and the exponentials
 
-TF_INLINE float first_lane(F x) {
-  alignas(64) float lanes[kVecLanes];
-  store(lanes, x);
-  return lanes[0];
-}
-TF_INLINE float sum_of_lanes(F x) {
-  alignas(64) float lanes[kVecLanes];
-  store(lanes, x);
-  TF_UNROLL for (int half = kVecLanes / 2; half > 0; half /= 2) for (int l = 0; l < half; ++l) lanes[l] +=
-      lanes[l + half];
-  return lanes[0];
-}
-// x is free of NaN.
-TF_INLINE float max_of_lanes(F x) {
-  alignas(64) float lanes[kVecLanes];
-  store(lanes, x);
-  float m = lanes[0];
-  TF_UNROLL for (int l = 1; l < kVecLanes; ++l) m = max_of(m, lanes[l]);
-  return m;
-}
-
 // x = c * tanh(v / c) and dx/dv, or x = v.
 template <bool kSoftcap>
 struct Softcap {
@@ -52,9 +31,6 @@ struct Statistics {
   float sum = 0;      // of exp(x - m); NaN where some x is, 0 where all are -inf
   float total = 0;    // of x
 };
-
-// exp(x - m). The difference is taken first: scaled by log2(e) apart, large x would lose it to rounding.
-TF_INLINE F exp_minus(F x, F m) { return exp2(mul(sub(x, m), set(kLog2E))); }
 
 // One pass over the row. A block's maximum is known before its exponentials, so that all lanes share one m
 // and the sum is scaled once a block at most.

@@ -24,12 +24,6 @@ TF_INLINE char* row_address(const Operand& x, std::int64_t b, std::int64_t h, st
   return static_cast<char*>(x.data) + (b * x.batch + h * x.head + i * x.row) * x.element_size;
 }
 
-TF_INLINE float first_lane(F x) {
-  alignas(64) float lanes[kVecLanes];
-  store(lanes, x);
-  return lanes[0];
-}
-
 TF_NOINLINE void weigh_parts(const KernelArgs& a, std::int64_t b, std::int64_t h, std::int64_t i,
                              Parts& parts) {
   parts.count = 0;

@@ -5,13 +5,6 @@
 
 namespace tileformer::TILEFORMER_UNIT {
 
-// 1 / (1 + exp(-x)); 0 where exp(-x) would overflow, NaN stays NaN.
-TF_INLINE F sigmoid(F x) {
-  const F t = mul(x, set(-kLog2E));
-  const F e = exp2(min(set(126.0f), t));
-  return select(greater(t, set(126.0f)), zero(), div(set(1.0f), add(set(1.0f), e)));
-}
-
 // (1 + erf(x / sqrt 2)) / 2, absolute error 1e-7: Abramowitz and Stegun 7.1.26, of the side where nothing
 // cancels.
 TF_INLINE F normal_cdf(F x) {
