@@ -16,6 +16,7 @@
 #include "tileformer/page_table.h"
 #include "tileformer/peak.h"
 #include "tileformer/philox.h"
+#include "tileformer/route.h"
 #include "tileformer/status.h"
 #include "tileformer/tensor_view.h"
 #include "tileformer/version.h"
