@@ -1,14 +1,11 @@
 // Runs attention, forward and backward, on every unit that this machine can run, natively or emulated.
 #pragma once
 
-#include <string>
-#include <type_traits>
 #include <vector>
 
-#include "guarded_memory.h"
 #include "ops/attention/unit_table.h"
+#include "run_planned.h"
 #include "tileformer/attention_backward.h"
-#include "unit_targets.h"
 
 namespace tileformer::test {
 
@@ -27,19 +24,6 @@ inline std::vector<Target> targets_of(DType dtype) {
     if (dtype == DType::bf16 || !target.test_unit || !target.test_unit->bf16_only) chosen.push_back(target);
   }
   return chosen;
-}
-
-// Plans and runs with exactly the workspace that the plan asks for, filled with NaN.
-template <typename Args, typename Plan>
-Status run_planned(const Target& target, const Args& args, Executor& executor, Edge workspace_edge,
-                   Status (*make_plan)(const Args&, int threads, Plan*),
-                   std::type_identity_t<Status (*)(const Args&, const Plan&, Workspace, Executor&)> run) {
-  const Forced forced(target);
-  if (!forced.status()) return forced.status();
-  Plan plan;
-  if (Status status = make_plan(args, executor.threads(), &plan); !status) return status;
-  const GuardedMemory workspace(plan.workspace_bytes, workspace_edge);
-  return run(args, plan, {workspace.data(), plan.workspace_bytes}, executor);
 }
 
 inline Status run_attention(const Target& target, const AttentionArgs& args,

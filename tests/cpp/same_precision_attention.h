@@ -8,17 +8,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "accuracy.h"
 #include "attention_visible.h"
 #include "exact_attention.h"
 #include "tileformer/philox.h"
 
 namespace tileformer::test {
-
-inline double rounded(double x, DType dtype) {
-  double storage = 0;
-  store_element(&storage, dtype, 0, x);
-  return load_element(&storage, dtype, 0);
-}
 
 // One query head of one sequence.
 class SamePrecisionHead {
