@@ -83,8 +83,10 @@ class SamePrecisionExperts {
   void visit_pairs(Visit visit) const {
     const std::int64_t hidden = f_.hidden.shape[1], rows = f_.gate_up.weight.shape[1];
     std::int64_t index = 0;
+    moe::reference::Pairs sorted;
+    if (!sorted.sort(f_.experts, f_.gate_up.weight.shape[0])) return;
     for (std::int64_t e = 0; e < f_.gate_up.weight.shape[0]; ++e) {
-      const auto pairs = moe::reference::pairs_of(f_.experts, e);
+      const auto pairs = sorted.of(e);
       if (pairs.empty()) continue;
       const Matrix gate_up = matrix(f_.gate_up, e, rows, hidden), down = matrix(f_.down, e, hidden, rows / 2);
       for (const auto [t, j] : pairs) {

@@ -11,11 +11,12 @@ using namespace moe::reference;
 Status fused_experts_reference(const FusedExpertsArgs& args) {
   Problem p;
   if (Status s = check(args, &p); !s) return s;
-  if (Status s = check_indices(args.experts, p.experts); !s) return s;
+  Pairs sorted;
+  if (Status s = sorted.sort(args.experts, p.experts); !s) return s;
   std::vector<Row> sum(std::size_t(p.tokens), Row(std::size_t(p.hidden)));
   std::int64_t pair = 0;
   for (std::int64_t e = 0; e < p.experts; ++e) {
-    const std::vector<Pair> pairs = pairs_of(args.experts, e);
+    const std::span<const Pair> pairs = sorted.of(e);
     if (pairs.empty()) continue;
     const Matrix gate_up(args.gate_up, e, 2 * p.inter, p.hidden), down(args.down, e, p.hidden, p.inter);
     for (const auto [t, j] : pairs) {

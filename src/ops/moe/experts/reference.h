@@ -6,12 +6,11 @@
 #include <cmath>
 #include <cstdint>
 #include <numbers>
-#include <string>
+#include <span>
 #include <vector>
 
-#include "base/check_view.h"
 #include "base/element.h"
-#include "ops/moe/experts/problem.h"
+#include "ops/moe/dispatch.h"
 #include "tileformer/fused_experts.h"
 
 namespace tileformer::moe::reference {
@@ -73,31 +72,23 @@ struct Matrix {
   }
 };
 
-struct Pair {
-  std::int64_t token, slot;
+// The pairs of each expert, by token, then slot.
+class Pairs {
+ public:
+  // The first wrong index is the error.
+  Status sort(const TensorView& experts, std::int64_t count) {
+    offset_.resize(static_cast<std::size_t>(count) + 2);
+    pair_.resize(static_cast<std::size_t>(experts.elements()));
+    return dispatch(experts, count, {offset_.data(), pair_.data()});
+  }
+  std::span<const Pair> of(std::int64_t expert) const {
+    return {pair_.data() + offset_[expert], pair_.data() + offset_[expert + 1]};
+  }
+
+ private:
+  std::vector<std::int64_t> offset_;
+  std::vector<Pair> pair_;
 };
-
-// The first index that is neither an expert nor one of the two that stand for none.
-inline Status check_indices(const TensorView& experts, std::int64_t count) {
-  for (std::int64_t t = 0; t < experts.shape[0]; ++t)
-    for (std::int64_t j = 0; j < experts.shape[1]; ++j) {
-      const auto e = static_cast<std::int64_t>(load(experts, t, j));
-      if (e >= -1 && e <= count) continue;
-      return wrong(
-          "experts", std::to_string(e) + " in token " + std::to_string(t) + ", slot " + std::to_string(j),
-          "0 to " + std::to_string(count - 1) + ", or -1 or " + std::to_string(count) + " for no expert");
-    }
-  return Status::ok();
-}
-
-// By token, then slot.
-inline std::vector<Pair> pairs_of(const TensorView& experts, std::int64_t expert) {
-  std::vector<Pair> pairs;
-  for (std::int64_t t = 0; t < experts.shape[0]; ++t)
-    for (std::int64_t j = 0; j < experts.shape[1]; ++j)
-      if (static_cast<std::int64_t>(load(experts, t, j)) == expert) pairs.push_back({t, j});
-  return pairs;
-}
 
 // Gates first, whatever the order of gate_up's rows.
 inline Row gates_first(const Row& rows, bool interleaved) {

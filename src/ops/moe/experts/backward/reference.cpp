@@ -62,13 +62,14 @@ Status fused_experts_backward_reference(const FusedExpertsBackwardArgs& args) {
   Problem p;
   const FusedExpertsArgs& f = args.forward;
   if (Status s = check(args, &p); !s) return s;
-  if (Status s = check_indices(f.experts, p.experts); !s) return s;
+  Pairs sorted;
+  if (Status s = sorted.sort(f.experts, p.experts); !s) return s;
   Rows grad_hidden = zeros(p.tokens, p.hidden), grad_weights = zeros(p.tokens, p.k);
   Rows grad_gate_up_bias = zeros(p.experts, 2 * p.inter), grad_down_bias = zeros(p.experts, p.hidden);
   std::int64_t pair = 0;
   for (std::int64_t e = 0; e < p.experts; ++e) {
     Rows grad_gate_up = zeros(2 * p.inter, p.hidden), grad_down = zeros(p.hidden, p.inter);
-    const std::vector<Pair> pairs = pairs_of(f.experts, e);
+    const std::span<const Pair> pairs = sorted.of(e);
     if (!pairs.empty()) {
       const Matrix gate_up(f.gate_up, e, 2 * p.inter, p.hidden), down(f.down, e, p.hidden, p.inter);
       for (const auto [t, j] : pairs) {
