@@ -109,6 +109,8 @@ def quantized(full: bool) -> list[Row]:
         for tokens in (1, 4, 16, 2048):
             case = shape.with_(tokens=tokens)
             for kind, gain in GAINS.items():
+                if kind == "int4" and case.inter % case.group:
+                    continue  # groups divide a row of weights
                 # At 16 tokens it is up to the unit whether memory or products decide: no figure.
                 bars = {16: (), 2048: (SpeedUp("bf16", 1.0),)}.get(tokens, (SpeedUp("bf16", gain),))
                 rows.append(Row(case.with_(weight_dtype=kind), {"bf16": case}, peers=(), bars=bars))

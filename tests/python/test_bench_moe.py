@@ -51,6 +51,13 @@ def test_rows_survive_json_and_differ(suite):
     }
 
 
+def test_groups_of_codes_divide_the_rows():
+    for row in experts_suites.quantized(True):
+        case = row.case
+        assert case.weight_dtype in experts_suites.GAINS and row.variants["bf16"].weight_dtype == "bf16"
+        assert case.weight_dtype == "int8" or case.hidden % case.group == case.inter % case.group == 0
+
+
 def test_work_is_that_of_the_tokens_experts():
     assert TINY.flops == 6 * 13 * 2 * 64 * 48
     assert BACKWARD.flops == 2 * TINY.flops and TINY.with_(work="step").flops == 3 * TINY.flops
