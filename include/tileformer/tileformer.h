@@ -15,6 +15,7 @@
 #include "tileformer/merge_attention.h"
 #include "tileformer/page_table.h"
 #include "tileformer/peak.h"
+#include "tileformer/permute_tokens.h"
 #include "tileformer/philox.h"
 #include "tileformer/route.h"
 #include "tileformer/status.h"
