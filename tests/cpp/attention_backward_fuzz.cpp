@@ -20,10 +20,11 @@ std::string failure_of(std::uint64_t seed) {
   const AttentionBackwardData data(c, dtype, seed % 2 == 0 ? Edge::begin : Edge::end, seed);
   const BackwardAccuracy accuracy(data.args, kRandomFactor);
   ReversedExecutor reversed;
-  const std::string failure = failure_on(targets_of(dtype), data, accuracy, [&](const Target& target) {
-    const Status status = run_attention(target, data.args.forward);
-    return status ? run_backward(target, data.args, reversed) : status;
-  });
+  const std::string failure =
+      failure_on(targets_of(dtype), data, data.args, accuracy, [&](const Target& target) {
+        const Status status = run_attention(target, data.args.forward);
+        return status ? run_backward(target, data.args, reversed) : status;
+      });
   return failure.empty() ? "" : c.name + " " + name_of(dtype) + " " + failure;
 }
 

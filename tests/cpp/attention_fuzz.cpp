@@ -18,9 +18,9 @@ std::string failure_of(std::uint64_t seed) {
   const AttentionCase c = random.make_forward();
   const AttentionData data(c, dtype, seed % 2 == 0 ? Edge::begin : Edge::end, seed);
   const Accuracy accuracy(data.args, kRandomFactor);
-  const std::string failure = failure_on(targets_of(dtype), data, accuracy, [&](const Target& target) {
-    return run_attention(target, data.args);
-  });
+  const std::string failure =
+      failure_on(targets_of(dtype), data, data.args, accuracy,
+                 [&](const Target& target) { return run_attention(target, data.args); });
   return failure.empty() ? "" : c.name + " " + name_of(dtype) + " " + failure;
 }
 

@@ -34,7 +34,7 @@ Status check_weight_gradient(const char* argument, const TensorView& grad, const
   if (!grad) return Status::ok();
   if (grad.dtype != weight.dtype && grad.dtype != DType::f32)
     return wrong(argument, std::string("dtype ") + name_of(grad.dtype),
-                 std::string(name_of(weight.dtype)) + " or float32");
+                 weight.dtype == DType::f32 ? "float32" : name_of(weight.dtype) + std::string(" or float32"));
   TensorView like = weight;
   like.dtype = grad.dtype;
   if (Status s = check_gradient(argument, grad, like); !s) return s;
