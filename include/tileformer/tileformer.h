@@ -9,6 +9,7 @@
 #include "tileformer/expert_weights.h"
 #include "tileformer/fused_experts.h"
 #include "tileformer/fused_experts_backward.h"
+#include "tileformer/grouped_matmul.h"
 #include "tileformer/isa.h"
 #include "tileformer/kv_append.h"
 #include "tileformer/kv_cache.h"
