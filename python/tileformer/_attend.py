@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd import forward_ad
 
 from tileformer import _ops
-from tileformer._functorch import inside_transform
+from tileformer._functorch import inside_transform, refuse_tangents
 
 NONE, TOP_LEFT, BOTTOM_RIGHT = 0, 1, 2  # what the operator calls the kinds of causal
-
-
-def _refuse_tangents(**tensors: torch.Tensor | None) -> None:
-    # Operators without a forward-mode formula drop tangents in silence.
-    for name, t in tensors.items():
-        if t is not None and forward_ad.unpack_dual(t).tangent is not None:
-            raise NotImplementedError(_ops.NO_FORWARD_MODE.format(name=name))
 
 
 def attend(
@@ -54,10 +46,15 @@ def attend(
         or (sinks is not None and sinks.requires_grad)
         or (alibi_slopes is not None and alibi_slopes.requires_grad)
     )
-    if forward_ad._current_level >= 0:
-        _refuse_tangents(
-            query=query, key=key, value=value, attn_mask=attn_mask, sinks=sinks, alibi_slopes=alibi_slopes
-        )
+    refuse_tangents(
+        _ops.NO_FORWARD_MODE,
+        query=query,
+        key=key,
+        value=value,
+        attn_mask=attn_mask,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+    )
     op = _ops.forward if return_lse or differentiable else _ops.inference
     if (
         softcap == 0

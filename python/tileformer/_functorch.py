@@ -1,4 +1,4 @@
-"""torch.func's transforms around a call of ours: what works, and errors for what does not.
+"""torch.func's transforms and forward mode around a call of ours: what works, and errors for what does not.
 
 Inside a transform tensors are wrappers that do not say whether a gradient is wanted further out, and an
 operator with an autograd formula from torch.library cannot be differentiated by torch.func.grad (torch 2.13).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch._C._functorch import TransformType, get_interpreter_stack, peek_interpreter_stack
+from torch.autograd import forward_ad
 
 
 def inside_transform(name: str) -> bool:
@@ -24,3 +25,12 @@ def inside_transform(name: str) -> bool:
             "torch.autograd.grad or backward(); where torch.func is needed, torch's own operators"
         )
     return True
+
+
+def refuse_tangents(message: str, **tensors: torch.Tensor | None) -> None:
+    """Operators without a forward-mode formula drop tangents in silence. message: with {name} in it."""
+    if forward_ad._current_level < 0:
+        return
+    for name, tensor in tensors.items():
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError(message.format(name=name))

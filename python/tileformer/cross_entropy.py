@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd import forward_ad
 
 from tileformer import _loss_ops
-from tileformer._functorch import inside_transform
+from tileformer._functorch import inside_transform, refuse_tangents
 
 _REDUCTIONS = {"mean": _loss_ops.MEAN, "sum": _loss_ops.SUM, "none": _loss_ops.NONE}
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+_NO_FORWARD_MODE = (
+    "tileformer.linear_cross_entropy has no forward-mode derivative (jvp), but {name} carries a tangent; "
+    "detach it, or use torch.nn.functional.linear and cross_entropy"
+)
 
 
 def linear_cross_entropy(
@@ -52,8 +56,7 @@ def linear_cross_entropy(
         NotImplementedError: a second or a forward-mode derivative is asked for.
     """
     _check(hidden, weight, target, bias, label_smoothing, z_loss, softcap, reduction)
-    if forward_ad._current_level >= 0:
-        _refuse_tangents(hidden=hidden, weight=weight, bias=bias)
+    refuse_tangents(_NO_FORWARD_MODE, hidden=hidden, weight=weight, bias=bias)
     inside_transform("linear_cross_entropy")
     grad = torch.is_grad_enabled()
     want = [grad and t is not None and t.requires_grad for t in (hidden, weight, bias)]
@@ -70,16 +73,6 @@ def linear_cross_entropy(
         *want,
     )
     return loss.reshape(target.shape) if reduction == "none" else loss
-
-
-def _refuse_tangents(**tensors: torch.Tensor | None) -> None:
-    # Operators without a forward-mode formula drop tangents in silence.
-    for name, tensor in tensors.items():
-        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
-            raise NotImplementedError(
-                f"tileformer.linear_cross_entropy has no forward-mode derivative (jvp), but {name} carries a "
-                "tangent; detach it, or use torch.nn.functional.linear and cross_entropy"
-            )
 
 
 def _wrong(name: str, given: object, allowed: str) -> ValueError:
