@@ -1,6 +1,7 @@
 #include "torch_tensor.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <array>
@@ -110,6 +111,10 @@ bool has_unit_last_stride(const Tensor& tensor) {
   const std::int64_t rank = tensor.dim();
   if (rank == 0) return true;
   return tensor.strides()[rank - 1] == 1 || tensor.sizes()[rank - 1] <= 1;
+}
+
+Tensor with_unit_last_stride(const Tensor& tensor) {
+  return has_unit_last_stride(tensor) ? tensor : torch::stable::contiguous(tensor);
 }
 
 Tensor empty_like_layout(const Shape4& sizes, const Tensor& like) {

@@ -23,6 +23,9 @@ TensorView broadcast_view_of(const Tensor& tensor, const char* name);
 // False where the elements of a row are not adjacent: the kernels need them so, and a copy has to be made.
 bool has_unit_last_stride(const Tensor& tensor);
 
+// The tensor, or a copy where the elements of a row are not adjacent.
+Tensor with_unit_last_stride(const Tensor& tensor);
+
 using Shape3 = std::array<std::int64_t, 3>;
 using Shape4 = std::array<std::int64_t, 4>;
 

@@ -35,6 +35,9 @@ from tileformer.kv_cache import CacheFull, PagedKVCache
 from tileformer.kv_step import Rotary
 from tileformer.merge_attention import merge_attention_states
 from tileformer.paged_attention import apply_rotary, paged_attention
+from tileformer.permutation import permute_tokens, unpermute_tokens
+from tileformer.router_losses import load_balancing_loss, router_z_loss
+from tileformer.routing import route
 from tileformer.sdpa import disable, enable, enabled, scaled_dot_product_attention
 
 _register_with_transformers()
@@ -59,8 +62,13 @@ __all__ = [
     "flash_attn_with_kvcache",
     "isa",
     "linear_cross_entropy",
+    "load_balancing_loss",
     "merge_attention_states",
     "paged_attention",
+    "permute_tokens",
+    "route",
+    "router_z_loss",
     "scaled_dot_product_attention",
     "show_config",
+    "unpermute_tokens",
 ]
