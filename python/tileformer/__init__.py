@@ -30,6 +30,7 @@ from tileformer.flash_attn import (
     flash_attn_varlen_qkvpacked_func,
 )
 from tileformer.flash_attn_kvcache import flash_attn_with_kvcache
+from tileformer.grouped_matmul import grouped_matmul
 from tileformer.integrations import register_with_transformers as _register_with_transformers
 from tileformer.kv_cache import CacheFull, PagedKVCache
 from tileformer.kv_step import Rotary
@@ -60,6 +61,7 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "grouped_matmul",
     "isa",
     "linear_cross_entropy",
     "load_balancing_loss",
