@@ -87,6 +87,7 @@ def _backward(ctx, grad_out: torch.Tensor | None):
 def _save_backward_inputs(ctx, inputs: tuple, output: tuple) -> None:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:5])
+    ctx.wanted = inputs[5]
 
 
 def _double_backward(ctx, into_rows, into_weight, into_bias):
@@ -94,6 +95,11 @@ def _double_backward(ctx, into_rows, into_weight, into_bias):
     rows, weight, counts, _, grad_out = ctx.saved_tensors
     needed = ctx.needs_input_grad
     grad = dict.fromkeys(("rows", "weight", "grad_out"))
+    # Results that were not wanted are empty, whatever arrives at them.
+    into_rows, into_weight, into_bias = (
+        into if ctx.wanted & bit else None
+        for into, bit in ((into_rows, ROWS), (into_weight, WEIGHT), (into_bias, BIAS))
+    )
     if into_bias is not None and into_weight is None:
         into_weight = torch.zeros_like(weight)
     if into_rows is not None:
