@@ -30,11 +30,13 @@ from tileformer.flash_attn import (
     flash_attn_varlen_qkvpacked_func,
 )
 from tileformer.flash_attn_kvcache import flash_attn_with_kvcache
+from tileformer.fused_experts import fused_experts
 from tileformer.grouped_matmul import grouped_matmul
 from tileformer.integrations import register_with_transformers as _register_with_transformers
 from tileformer.kv_cache import CacheFull, PagedKVCache
 from tileformer.kv_step import Rotary
 from tileformer.merge_attention import merge_attention_states
+from tileformer.packed_experts import PackedExperts, pack_experts
 from tileformer.paged_attention import apply_rotary, paged_attention
 from tileformer.permutation import permute_tokens, unpermute_tokens
 from tileformer.router_losses import load_balancing_loss, router_z_loss
@@ -45,6 +47,7 @@ _register_with_transformers()
 
 __all__ = [
     "CacheFull",
+    "PackedExperts",
     "PagedKVCache",
     "Rotary",
     "__version__",
@@ -61,11 +64,13 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "fused_experts",
     "grouped_matmul",
     "isa",
     "linear_cross_entropy",
     "load_balancing_loss",
     "merge_attention_states",
+    "pack_experts",
     "paged_attention",
     "permute_tokens",
     "route",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tileformer import _C, _ops, _paged_ops
+from tileformer import _C, _experts_ops, _ops, _paged_ops
 from tileformer._attend import NONE, TOP_LEFT
 
 _SDPA = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -32,6 +32,10 @@ class _Recorder(TorchDispatchMode):
             return self._planned_paged(func, args)
         if func is _ops.backward:
             return self._planned_backward(args)
+        if func is _experts_ops.inference or func is _experts_ops.forward:
+            return self._planned_experts(func, args)
+        if func is _experts_ops.backward:
+            return self._planned_experts_backward(args)
         if func is _SDPA:
             return self._torch_sdpa(args, kwargs)
         return func(*args, **kwargs)
@@ -66,6 +70,20 @@ class _Recorder(TorchDispatchMode):
         )
         return tuple(torch.zeros_like(t) for t in _ops._fake_backward(*args))
 
+    def _planned_experts(self, func, args):
+        names = ("hidden", "gate_up", "down", "weights", "experts")
+        text = _experts_ops.explain(*args[: len(_experts_ops.inference._schema.arguments)])
+        self._note(func._schema.name, args[:5], text, names=names)
+        if func is _experts_ops.inference:
+            return torch.zeros_like(_experts_ops.fake_inference(*args))
+        return tuple(torch.zeros_like(t) for t in _experts_ops.fake_forward(*args))
+
+    def _planned_experts_backward(self, args):
+        names = ("grad_out", "hidden", "gate_up", "down", "weights", "experts")
+        text = _experts_ops.explain_backward(*args)
+        self._note(_experts_ops.backward._schema.name, (args[0], *args[3:8]), text, names=names)
+        return tuple(torch.zeros_like(t) for t in _experts_ops.fake_backward(*args))
+
     def _torch_sdpa(self, args, kwargs):
         query, key, value, dropout_p, is_causal = (*args, 0.0, False)[:5] if len(args) < 5 else args[:5]
         mask, scale = kwargs.get("attn_mask"), kwargs.get("scale")
@@ -83,11 +101,11 @@ class _Recorder(TorchDispatchMode):
 
 
 def explain(op: Callable, /, *args, **kwargs) -> str:
-    """What tileformer would do for op(*args, **kwargs): one paragraph per attention call, with its plan,
-    and one per backward if op computes gradients.
+    """What tileformer would do for op(*args, **kwargs): one paragraph per call of attention or experts,
+    with its plan, and one per backward if op computes gradients.
 
     op is any callable: a function of tileformer, torch's scaled_dot_product_attention, or a whole model.
-    Attention is planned, not computed (its results are zeros); everything else in op runs. A slower path that
+    These are planned, not computed (their results are zeros); everything else in op runs. A slower path that
     would be taken, and an input that would be copied, is named.
 
     >>> print(tileformer.explain(tileformer.flash_attention, q, k, v, causal=True))
@@ -95,4 +113,4 @@ def explain(op: Callable, /, *args, **kwargs) -> str:
     recorder = _Recorder()
     with recorder:
         op(*args, **kwargs)
-    return "\n".join(recorder.calls) or "no attention call was made"
+    return "\n".join(recorder.calls) or "no call of attention or experts was made"

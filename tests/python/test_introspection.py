@@ -55,7 +55,7 @@ def test_explain_sees_every_call_of_a_function():
     q, k, v = qkv()
     text = tileformer.explain(lambda: [tileformer.flash_attention(q, k, v) for _ in range(3)])
     assert "[1]" in text and "[3]" in text and "[4]" not in text
-    assert tileformer.explain(torch.add, q, q) == "no attention call was made"
+    assert tileformer.explain(torch.add, q, q) == "no call of attention or experts was made"
 
 
 def test_explain_computes_no_attention_and_keeps_counts():
