@@ -34,7 +34,7 @@ void compare(const GroupedShape& shape, Edge edge) {
   const GroupedData data(shape, edge);
   const GroupedResult exact = exact_results(data.args);
   const double most = double(*std::max_element(shape.counts.begin(), shape.counts.end()));
-  for (const GroupedTarget& on : grouped_targets()) {
+  for (const GroupedTarget& on : grouped_targets(shape.dtype)) {
     SCOPED_TRACE(describe(shape, on));
     const Status status = run_grouped(on, data.args);
     ASSERT_TRUE(status) << status.message();
@@ -103,7 +103,7 @@ TEST(GroupedMatmulCases, NothingToDo) {
 TEST(GroupedMatmulCases, Float64IsTheReference) {
   const GroupedData data({.dtype = DType::f64});
   const GroupedResult exact = exact_results(data.args);
-  ASSERT_TRUE(run_grouped(grouped_targets()[0], data.args));
+  ASSERT_TRUE(run_grouped(grouped_targets(DType::f64)[0], data.args));
   EXPECT_TRUE(same_bits(elements_of(data.args.forward.out), exact.out));
   EXPECT_TRUE(same_bits(elements_of(data.args.grad_weight), exact.grad_weight));
 }
@@ -136,7 +136,7 @@ TEST(GroupedMatmulCases, SameBitsForAnyThreads) {
     for (bool transposed : {false, true}) {
       const GroupedData data(
           {.counts = {3, 150, 0, 70, 6}, .in = 300, .out = 130, .dtype = dtype, .transposed = transposed});
-      for (const GroupedTarget& on : grouped_targets()) {
+      for (const GroupedTarget& on : grouped_targets(dtype)) {
         ASSERT_TRUE(run_grouped(on, data.args));
         const GroupedResult one = results_of(data.args);
         for (Executor* executor : {pool.get(), static_cast<Executor*>(&reversed)}) {
@@ -166,7 +166,7 @@ TEST(GroupedMatmulCases, NaNStaysInItsRow) {
         for (std::int64_t r : {33, 34, 35}) set(a.grad_out, {r, o}, nan);
         for (std::int64_t i = 0; i < 20; ++i) set(a.forward.weights.weight, {1, o, i}, nan);
       }
-      for (const GroupedTarget& on : grouped_targets()) {
+      for (const GroupedTarget& on : grouped_targets(dtype)) {
         SCOPED_TRACE(on.name);
         ASSERT_TRUE(run_grouped(on, a));
         for_each_index(a.forward.out, [&](const Index& at) {

@@ -98,9 +98,12 @@ inline GroupedResult exact_results(GroupedMatmulBackwardArgs args) {
 
 using GroupedTarget = UnitTarget<moe::grouped::Unit>;
 
-inline const std::vector<GroupedTarget>& grouped_targets() {
-  static const std::vector<GroupedTarget> all = unit_targets(moe::grouped::units());
-  return all;
+// Those that compute the dtype.
+inline std::vector<GroupedTarget> grouped_targets(DType dtype) {
+  std::vector<GroupedTarget> chosen;
+  for (const GroupedTarget& target : unit_targets(moe::grouped::units()))
+    if (dtype == DType::bf16 || !target.test_unit || !target.test_unit->bf16_only) chosen.push_back(target);
+  return chosen;
 }
 
 // Forward and backward.

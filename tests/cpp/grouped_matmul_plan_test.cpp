@@ -38,14 +38,16 @@ GroupedMatmulBackwardPlan plan_on(const GroupedTarget& on, const GroupedMatmulBa
 }
 
 TEST(GroupedMatmulPlan, WorkspaceStaysSmall) {
-  for (const GroupedTarget& on : grouped_targets())
+  for (const GroupedTarget& on : grouped_targets(DType::bf16))
     for (std::int64_t rows : {1, 4096, 1 << 20}) {
       GroupedMatmulPlan forward;
       const GroupedMatmulBackwardPlan backward =
           plan_on(on, shapes(rows, 8, 1024, 3584, DType::bf16), 2, &forward);
       EXPECT_GT(forward.workspace_bytes, 0u) << on.name;
       EXPECT_LE(forward.workspace_bytes, std::size_t{48} << 20) << on.name;
-      EXPECT_LE(backward.workspace_bytes, std::size_t{96} << 20) << on.name;
+      // For very many rows as much as the few columns take that are packed at a time.
+      const std::size_t columns = std::size_t(rows) * std::size_t(forward.row_lanes) * 4;
+      EXPECT_LE(backward.workspace_bytes, (std::size_t{64} << 20) + columns) << on.name;
     }
 }
 
@@ -71,7 +73,7 @@ const std::vector<std::int64_t> kOffsets{0, 3, 3, 700, 720, 728, 728};
 // Whatever a wave may hold, waves take every row once, one after the other, without overlap.
 TEST(GroupedMatmulPlan, ProductWaves) {
   const GroupedMatmulBackwardArgs args = shapes(730, 6, 100, 50, DType::f32);
-  for (const GroupedTarget& on : grouped_targets()) {
+  for (const GroupedTarget& on : grouped_targets(DType::f32)) {
     const ForcedUnit forced(on);
     const Unit* unit;
     ASSERT_TRUE(units().choose(DType::f32, &unit));
@@ -106,7 +108,7 @@ TEST(GroupedMatmulPlan, ProductWaves) {
 
 TEST(GroupedMatmulPlan, GradientWaves) {
   const GroupedMatmulBackwardArgs args = shapes(730, 6, 1000, 50, DType::f32);
-  for (const GroupedTarget& on : grouped_targets()) {
+  for (const GroupedTarget& on : grouped_targets(DType::f32)) {
     const ForcedUnit forced(on);
     const Unit* unit;
     ASSERT_TRUE(units().choose(DType::f32, &unit));
@@ -138,7 +140,7 @@ TEST(GroupedMatmulPlan, SeveralWavesAreOneResult) {
   GroupedMatmulPlan plan;
   ASSERT_TRUE(plan_grouped_matmul(data.args.forward, 1, &plan));
   ASSERT_GE(plan.packed_bytes, std::size_t{32} << 20);
-  ASSERT_TRUE(run_grouped(grouped_targets()[0], data.args));
+  ASSERT_TRUE(run_grouped(grouped_targets(DType::f32)[0], data.args));
   const GroupedMatmulArgs& f = data.args.forward;
   for (std::int64_t r : {0, 511, 512, 4699, 4700, 4702, 5301}) {
     const std::int64_t e = r < 4700 ? 0 : r < 4702 ? 1 : 2;

@@ -106,6 +106,7 @@ struct Unit {
   int row_step;       // rows of weights of a tile
   int depth;          // elements of `in` of a panel of weights
   int streamed_rows;  // a run of at most so many rows is streamed
+  bool bf16_only;     // multiplies bf16, not fp32
   std::size_t word_bytes;
 
   std::int64_t (*run_words)(std::int64_t in_dim, int rows, bool streamed);
