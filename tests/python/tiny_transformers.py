@@ -34,7 +34,7 @@ def decoder(name: str, **options) -> torch.nn.Module:
     """A causal language model of DECODERS, float32, in evaluation mode. options: of its configuration."""
     config_class, model_class, arguments = DECODERS[name]
     config = getattr(transformers, config_class)(**{**_COMMON, **arguments, **options})
-    return _initialised(getattr(transformers, model_class)(config))
+    return initialised(getattr(transformers, model_class)(config))
 
 
 def modernbert() -> torch.nn.Module:
@@ -42,12 +42,12 @@ def modernbert() -> torch.nn.Module:
     config = transformers.ModernBertConfig(
         **_COMMON, num_attention_heads=4, local_attention=6, global_attn_every_n_layers=3
     )
-    return _initialised(transformers.ModernBertModel(config))
+    return initialised(transformers.ModernBertModel(config))
 
 
 def bert() -> torch.nn.Module:
     config = transformers.BertConfig(**_COMMON, num_attention_heads=4, max_position_embeddings=64)
-    return _initialised(transformers.BertModel(config))
+    return initialised(transformers.BertModel(config))
 
 
 def bart() -> torch.nn.Module:
@@ -67,7 +67,7 @@ def bart() -> torch.nn.Module:
         decoder_start_token_id=2,
         forced_eos_token_id=None,
     )
-    return _initialised(transformers.BartForConditionalGeneration(config))
+    return initialised(transformers.BartForConditionalGeneration(config))
 
 
 def t5() -> torch.nn.Module:
@@ -83,10 +83,10 @@ def t5() -> torch.nn.Module:
         relative_attention_max_distance=16,
         dropout_rate=0.0,
     )
-    return _initialised(transformers.T5ForConditionalGeneration(config))
+    return initialised(transformers.T5ForConditionalGeneration(config))
 
 
-def _initialised(model: torch.nn.Module) -> torch.nn.Module:
+def initialised(model: torch.nn.Module) -> torch.nn.Module:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

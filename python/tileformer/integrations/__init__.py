@@ -13,7 +13,8 @@ _TABLE = "transformers.modeling_utils"
 
 
 def register_with_transformers() -> None:
-    """Makes attn_implementation="tileformer" known to transformers, now or as soon as it is imported."""
+    """Makes "tileformer" known to transformers as an implementation of attention and of experts, now or as
+    soon as it is imported."""
     if _TABLE in sys.modules:
         _register()
     else:
@@ -24,9 +25,7 @@ def _register() -> None:
     try:
         import tileformer.integrations.transformers  # noqa: F401  (registers on import)
     except ImportError as error:  # a transformers without these tables must stay usable
-        warnings.warn(
-            f"attn_implementation='tileformer' is not available: {error}", RuntimeWarning, stacklevel=2
-        )
+        warnings.warn(f"'tileformer' is not available in transformers: {error}", RuntimeWarning, stacklevel=2)
 
 
 def paged_cache(model, **options):

@@ -1,7 +1,8 @@
-"""Hugging Face transformers: attn_implementation="tileformer", the paged cache, fuse_linear_cross_entropy.
+"""Hugging Face transformers: attn_implementation="tileformer", experts_implementation="tileformer", the paged
+cache, fuse_linear_cross_entropy.
 
-Importing this module registers two functions: the attention of a layer, and the mask that the model prepares
-once per forward (attention_mask.py).
+Importing this module registers three functions: the attention of a layer, the mask that the model prepares
+once per forward (attention_mask.py), and a layer of experts (experts.py).
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
+from transformers.integrations.moe import ExpertsInterface
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 from transformers.utils import logging
 
 from tileformer._attend import BOTTOM_RIGHT, NONE, attend
 from tileformer.integrations.attention_mask import Visible, prepare_mask, visible_keys
+from tileformer.integrations.experts import experts_forward
 from tileformer.integrations.fused_loss import (  # noqa: F401  (part of this module's interface)
     fuse_linear_cross_entropy,
     unfuse_linear_cross_entropy,
@@ -141,3 +144,4 @@ def attention_forward(
 
 AttentionInterface.register(NAME, attention_forward)
 AttentionMaskInterface.register(NAME, prepare_mask)
+ExpertsInterface.register(NAME, experts_forward)
