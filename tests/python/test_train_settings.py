@@ -20,6 +20,29 @@ def test_defaults_depend_on_the_model():
     assert new.warmup_steps == 10 and Settings(steps=1).resolve().warmup_steps == 1
 
 
+def test_a_model_with_experts_has_as_many_active_parameters_as_one_without():
+    dense, sparse = Settings(hidden=256).resolve(), Settings(model="mixtral", hidden=256).resolve()
+    assert (sparse.num_experts, sparse.top_k, dense.num_experts) == (8, 2, None)
+    assert sparse.top_k * sparse.intermediate == dense.intermediate
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (Settings(num_experts=4), r"--num-experts shapes a new model \(mixtral\); 'llama' has its shape"),
+        (Settings(experts="eager"), r"--experts is for a model with experts \(mixtral\); 'llama' has none"),
+        (Settings(model="mixtral", top_k=9), "--top-k is 9, more than the 8 --num-experts"),
+        (
+            Settings(model="smollm2", hidden=64),
+            r"--hidden shapes a new model \(llama, mixtral,",
+        ),
+    ],
+)
+def test_shapes_that_do_not_fit(settings, message):
+    with pytest.raises(TrainingError, match=message):
+        settings.resolve()
+
+
 @pytest.mark.parametrize("hidden, intermediate", [(192, 512), (256, 704), (576, 1536), (1000, 2688)])
 def test_the_mlp_follows_the_hidden_size(hidden, intermediate):
     settings = Settings(hidden=hidden, heads=4).resolve()

@@ -24,7 +24,7 @@ from tileformer.training.interrupt import Interrupt
 from tileformer.training.log import Log, Record
 from tileformer.training.plot import save_png, smooth, text_plot
 from tileformer.training.run_folder import RunFolder, read_settings, refuse_used
-from tileformer.training.settings import ATTENTIONS, Settings
+from tileformer.training.settings import ATTENTIONS, EXPERTS, Settings
 from tileformer.training.setup import Setup, prepare, resolve_for_machine
 
 _CHANGEABLE = ("threads",)  # what a resumed run may do otherwise than before
@@ -44,7 +44,7 @@ def add_parser(commands) -> None:
     model = parser.add_argument_group("model")
     model.add_argument(
         "--model",
-        help="llama (default: a small new one), smollm2 (SmolLM2-135M continued), smollm2-random (its shape, "
+        help="llama (default: a small new one), mixtral (a small new one with experts), smollm2 (SmolLM2-135M continued), smollm2-random (its shape, "
         "new), or what generate takes: a folder, GGUF file or hub id to continue",
     )
     model.add_argument("--layers", type=positive, help="of a new model")
@@ -52,6 +52,8 @@ def add_parser(commands) -> None:
     model.add_argument("--heads", type=positive, help="query heads")
     model.add_argument("--kv-heads", type=positive, help="key and value heads; they divide the query heads")
     model.add_argument("--intermediate", type=positive, help="size within the MLP (default: 8/3 of --hidden)")
+    model.add_argument("--num-experts", type=positive, help="experts of a layer (mixtral; default: 8)")
+    model.add_argument("--top-k", type=positive, help="experts of a token (mixtral; default: 2)")
     model.add_argument("--tokenizer", help="of a new model: as --model of generate (default: SmolLM2's)")
     data = parser.add_argument_group("data")
     data.add_argument("--text", help="file or folder of UTF-8 text (default: Python's standard library)")
@@ -77,6 +79,11 @@ def add_parser(commands) -> None:
         "optimizer are fp32 always",
     )
     how.add_argument("--attn", choices=ATTENTIONS, help=f"attention (default: {default.attn})")
+    how.add_argument(
+        "--experts",
+        choices=EXPERTS,
+        help="what computes the experts of a model that has some (default: tileformer beside its attention)",
+    )
     how.add_argument(
         "--fused-loss",
         action=argparse.BooleanOptionalAction,
@@ -197,7 +204,7 @@ def _train(folder: RunFolder, setup: Setup, save_every: int) -> int:
         command = f"tileformer train --resume --out {shlex.quote(str(folder.path))}"
         note(f"stopped; step {training.step} of {settings.steps} is saved. Go on with: {command}")
         return 128 + interrupt.signal
-    _report(folder, settings, log.records)
+    _report(folder, settings, log.records, setup.trainee.experts)
     return 0
 
 
@@ -206,7 +213,7 @@ def _say_that_it_ends() -> None:
     os.write(2, b"\nending after this step; once more ends at once, without saving\n")
 
 
-def _report(folder: RunFolder, settings: Settings, records: list[Record]) -> None:
+def _report(folder: RunFolder, settings: Settings, records: list[Record], experts: str | None) -> None:
     if not records:  # a finished run whose log is gone
         return
     losses = [record.loss for record in records]
@@ -226,7 +233,8 @@ def _report(folder: RunFolder, settings: Settings, records: list[Record]) -> Non
                 f"{len(records)} steps of {settings.batch_size} x {settings.sequence_length} tokens",
                 f"loss {losses[0]:.3f} -> {averages[-1]:.3f}",
                 f"{speeds[len(speeds) // 2]:.0f} tok/s",
-                f"{settings.attn} attention{', fused loss' if settings.fused_loss else ''}",
+                f"{settings.attn} attention{f', {experts} experts' if experts else ''}"
+                f"{', fused loss' if settings.fused_loss else ''}",
                 f"ISA {instruction_set(settings.attn)}",
                 settings.dtype,
                 f"{settings.threads} thread{'s' if settings.threads > 1 else ''}",

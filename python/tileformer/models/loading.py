@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tileformer.models.errors import ModelError
+from tileformer.models.experts import choose_experts
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +41,8 @@ def import_libraries() -> None:
 
 
 def load_model(folder: Path, dtype: torch.dtype, attention: str) -> LoadedModel:
-    """Loads the causal language model in ``folder`` with ``attention`` as transformers' attn_implementation.
+    """Loads the causal language model in ``folder`` with ``attention`` as transformers' attn_implementation,
+    and beside tileformer's attention its experts.
 
     Weights that are stored in ``dtype`` are mapped from the file, not copied. Raises ModelError.
     """
@@ -52,6 +54,7 @@ def load_model(folder: Path, dtype: torch.dtype, attention: str) -> LoadedModel:
         model = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, attn_implementation=attention, local_files_only=True
         )
+        choose_experts(model, None, attention)
     except Exception as error:  # configuration and weights are the user's files: readers raise anything
         raise ModelError(f"model {folder}: cannot be loaded: {error}") from error
     return LoadedModel(model=model.eval(), tokenizer=tokenizer)

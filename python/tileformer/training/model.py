@@ -1,4 +1,4 @@
-"""The model of a run, in fp32, and its tokenizer: a Llama of random weights, or a model to continue."""
+"""The model of a run, in fp32, and its tokenizer: Llama or Mixtral of random weights, or one to continue."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tileformer.models.conversion_cache import ConversionCache
+from tileformer.models.experts import choose_experts
 from tileformer.models.gguf import convert_gguf
 from tileformer.models.loading import load_model, load_tokenizer
 from tileformer.models.source import find_model
 from tileformer.training.errors import TrainingError
-from tileformer.training.settings import NEW, SMOLLM2, Settings
+from tileformer.training.settings import SMOLLM2, SMOLLM2_RANDOM, Settings
 
 if TYPE_CHECKING:
-    from transformers import LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _SMALLEST_CONTEXT = 2048  # of a new model: longer than its rows, so that it can be asked with long prompts
 _SMOLLM2_CONTEXT = 8192
@@ -24,6 +25,7 @@ _SMOLLM2_CONTEXT = 8192
 class Trainee:
     model: PreTrainedModel  # fp32, in training mode
     tokenizer: PreTrainedTokenizerBase
+    experts: str | None  # what computes its experts; None: it has none
 
     @property
     def parameters(self) -> int:
@@ -41,10 +43,13 @@ def make_trainee(settings: Settings) -> Trainee:
     else:
         model = load_model(_folder(settings), torch.float32, settings.attn).model
         _check_context(settings, model)
+    experts = choose_experts(model, settings.experts, settings.attn)
+    if settings.experts is not None and experts is None:
+        raise TrainingError(f"--experts is for a model with experts; {settings.model!r} has none")
     model.config.use_cache = False
     if settings.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
-    return Trainee(model.train(), tokenizer)
+    return Trainee(model.train(), tokenizer, experts)
 
 
 def make_tokenizer(settings: Settings) -> PreTrainedTokenizerBase:
@@ -69,12 +74,16 @@ def _new_model(settings: Settings, tokenizer: PreTrainedTokenizerBase) -> PreTra
     )
 
 
-def _configuration(settings: Settings, tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
-    from transformers import LlamaConfig
+def _configuration(settings: Settings, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+    from transformers import LlamaConfig, MixtralConfig
 
-    small = settings.model == NEW
+    small = settings.model != SMOLLM2_RANDOM
     context = _SMALLEST_CONTEXT if small else _SMOLLM2_CONTEXT
-    return LlamaConfig(
+    kind, experts = LlamaConfig, {}
+    if settings.num_experts is not None:
+        kind = MixtralConfig
+        experts = {"num_local_experts": settings.num_experts, "num_experts_per_tok": settings.top_k}
+    return kind(
         vocab_size=len(tokenizer),
         hidden_size=settings.hidden,
         intermediate_size=settings.intermediate,
@@ -88,6 +97,7 @@ def _configuration(settings: Settings, tokenizer: PreTrainedTokenizerBase) -> Ll
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        **experts,
     )
 
 

@@ -8,13 +8,24 @@ from typing import Any
 
 from tileformer.training.errors import TrainingError
 
-NEW, SMOLLM2, SMOLLM2_RANDOM = "llama", "smollm2", "smollm2-random"
+NEW, MIXTRAL, SMOLLM2, SMOLLM2_RANDOM = "llama", "mixtral", "smollm2", "smollm2-random"
 
 ATTENTIONS = ("tileformer", "sdpa", "eager")
+EXPERTS = ("tileformer", "grouped_mm", "eager")
 
-# Shapes of models with random weights. The first reads well after a few minutes on two cores.
+# Shapes of models with random weights. The first reads well after a few minutes on two cores; the second has
+# as many active parameters, and four times as many in all.
 SHAPES: dict[str, dict[str, int]] = {
     NEW: {"layers": 4, "hidden": 192, "heads": 4, "kv_heads": 2, "intermediate": 512},
+    MIXTRAL: {
+        "layers": 4,
+        "hidden": 192,
+        "heads": 4,
+        "kv_heads": 2,
+        "intermediate": 256,
+        "num_experts": 8,
+        "top_k": 2,
+    },
     SMOLLM2_RANDOM: {"layers": 30, "hidden": 576, "heads": 9, "kv_heads": 3, "intermediate": 1536},
 }
 _NEW_LEARNING_RATE, _CONTINUED_LEARNING_RATE = 2e-3, 1e-4
@@ -30,7 +41,9 @@ class Settings:
     hidden: int | None = None
     heads: int | None = None
     kv_heads: int | None = None
-    intermediate: int | None = None
+    intermediate: int | None = None  # of an expert, where there are some
+    num_experts: int | None = None
+    top_k: int | None = None
     text: str | None = None  # file or folder; None: the standard library of Python
     sequence_length: int = 256
     batch_size: int = 4
@@ -42,6 +55,7 @@ class Settings:
     seed: int = 0
     dtype: str = "auto"
     attn: str = ATTENTIONS[0]
+    experts: str | None = None  # one of EXPERTS; None: tileformer's beside its attention
     fused_loss: bool | None = None
     gradient_checkpointing: bool = False
     threads: int | None = None
@@ -67,18 +81,22 @@ class Settings:
     def resolve(self) -> Settings:
         """These settings with the defaults that depend on the model. Raises TrainingError."""
         changes: dict[str, Any] = {}
-        for name in SHAPES[NEW]:
-            if self.is_new and getattr(self, name) is None:
-                changes[name] = SHAPES[self.model][name]
-            elif not self.is_new and getattr(self, name) is not None:
+        shape = SHAPES.get(self.model, {})
+        for name in SHAPES[MIXTRAL]:
+            if getattr(self, name) is None:
+                changes[name] = shape.get(name)
+            elif name not in shape:
+                models = [model for model, sizes in SHAPES.items() if name in sizes]
                 raise TrainingError(
-                    f"--{name.replace('_', '-')} shapes a new model ({', '.join(SHAPES)}); {self.model!r} "
+                    f"--{name.replace('_', '-')} shapes a new model ({', '.join(models)}); {self.model!r} "
                     "has its shape"
                 )
+        if self.is_new and self.experts is not None and "num_experts" not in shape:
+            raise TrainingError(f"--experts is for a model with experts ({MIXTRAL}); {self.model!r} has none")
         if self.tokenizer is not None and not self.is_new:
             raise TrainingError(f"--tokenizer is for a new model; {self.model!r} brings its own")
         if self.is_new and self.hidden is not None and self.intermediate is None:
-            changes["intermediate"] = _intermediate(self.hidden)
+            changes["intermediate"] = _intermediate(self.hidden, 2 if self.model == MIXTRAL else 1)
         if self.learning_rate is None:
             changes["learning_rate"] = _NEW_LEARNING_RATE if self.is_new else _CONTINUED_LEARNING_RATE
         if self.warmup_steps is None:
@@ -101,6 +119,8 @@ class Settings:
             )
         if self.heads % self.kv_heads:
             raise TrainingError(f"--kv-heads is {self.kv_heads}, which does not divide --heads {self.heads}")
+        if self.num_experts is not None and self.top_k > self.num_experts:
+            raise TrainingError(f"--top-k is {self.top_k}, more than the {self.num_experts} --num-experts")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -113,6 +133,6 @@ class Settings:
         return cls(**values)
 
 
-def _intermediate(hidden: int) -> int:
-    """8/3 of hidden, as Llama has it, in multiples of 64."""
-    return -(-hidden * 8 // 3 // 64) * 64
+def _intermediate(hidden: int, shared_by: int) -> int:
+    """8/3 of hidden, as Llama has it, in multiples of 64, or the share of each of several experts."""
+    return -(-hidden * 8 // 3 // 64) * 64 // shared_by
