@@ -283,7 +283,7 @@ BAD_REQUESTS = [
     (["--heads", "6", "--kv-heads", "4"], "--kv-heads is 4, which does not divide --heads 6"),
     (["--sequence-length", "1"], "--sequence-length is 1"),
     (["--steps", "5", "--warmup-steps", "6"], "--warmup-steps is 6, more than the 5 --steps"),
-    (["--model", "smollm2", "--layers", "2"], "--layers shapes a new model (llama, smollm2-random)"),
+    (["--model", "smollm2", "--layers", "2"], "--layers shapes a new model (llama, mixtral, smollm2-random)"),
     (["--model", "/no/such/model"], "no such file or folder"),
     (["--text", "/no/such/text"], "--text '/no/such/text': no such file or folder"),
     (["--resume"], "--resume needs --out"),

@@ -44,8 +44,9 @@ def add_parser(commands) -> None:
     model = parser.add_argument_group("model")
     model.add_argument(
         "--model",
-        help="llama (default: a small new one), mixtral (a small new one with experts), smollm2 (SmolLM2-135M continued), smollm2-random (its shape, "
-        "new), or what generate takes: a folder, GGUF file or hub id to continue",
+        help="llama (default: a small new one), mixtral (a small new one with experts), smollm2 "
+        "(SmolLM2-135M continued), smollm2-random (its shape, new), or what generate takes: a folder, GGUF "
+        "file or hub id to continue",
     )
     model.add_argument("--layers", type=positive, help="of a new model")
     model.add_argument("--hidden", type=positive, help="size of its hidden states")
