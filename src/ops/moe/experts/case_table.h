@@ -29,7 +29,7 @@ struct ExpertsCase {
   bool transposed = false;  // storage of the weights: [experts, in, out]
   bool bias = false;
   std::optional<DType> codes = {};  // of the weights: i8 or i4x2
-  std::int64_t group = 32;     // of i4x2
+  std::int64_t group = 32;          // of i4x2
   Routing routing = Routing::top_k;
   bool padded = false;  // rows with gaps between them, weights and experts as [k, tokens]
   bool store = false;   // gate_up_out
