@@ -1,10 +1,12 @@
 #include "torch_tensor.h"
 
+#include <sys/mman.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -63,12 +65,25 @@ std::int32_t torch_code(DType dtype) {
   return -1;
 }
 
+// Large memory is fresh at every call, and a page fault costs more than the copy that fills 4 KiB of it: in a
+// virtual machine the 64 MiB of permute_tokens took 100 ms on pages of 4 KiB, 15 ms on huge ones. Advice:
+// failure changes nothing but speed.
+void advise_huge_pages(const Tensor& tensor) {
+  constexpr std::uintptr_t kPage = 4096, kHugePage = std::uintptr_t{2} << 20;
+  const auto begin = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
+  const std::uintptr_t end = begin + static_cast<std::uintptr_t>(tensor.numel()) * tensor.element_size();
+  const std::uintptr_t first = (begin + kPage - 1) / kPage * kPage, last = end / kPage * kPage;
+  if (end - begin >= 2 * kHugePage) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+}
+
 Tensor allocate(std::int64_t rank, const std::int64_t* sizes, const std::int64_t* strides,
                 std::int32_t dtype) {
   AtenTensorHandle handle = nullptr;
   TORCH_ERROR_CODE_CHECK(
       aoti_torch_empty_strided(rank, sizes, strides, dtype, aoti_torch_device_type_cpu(), 0, &handle));
-  return Tensor(handle);
+  const Tensor tensor(handle);
+  advise_huge_pages(tensor);
+  return tensor;
 }
 
 }  // namespace
