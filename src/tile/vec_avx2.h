@@ -59,6 +59,8 @@ TF_INLINE M both(M a, M b) { return _mm256_and_ps(a, b); }
 TF_INLINE M either(M a, M b) { return _mm256_or_ps(a, b); }
 TF_INLINE bool any(M m) { return _mm256_movemask_ps(m) != 0; }
 TF_INLINE bool all(M m) { return _mm256_movemask_ps(m) == 0xff; }
+// The lowest lane that is set; one is.
+TF_INLINE int first_set(M m) { return __builtin_ctz(static_cast<unsigned>(_mm256_movemask_ps(m))); }
 TF_INLINE F select(M m, F yes, F no) { return _mm256_blendv_ps(no, yes, m); }
 // Lanes whose byte is not zero.
 TF_INLINE M nonzero_bytes(const std::uint8_t* p) {

@@ -67,6 +67,8 @@ TF_INLINE M both(M a, M b) { return static_cast<M>(a & b); }
 TF_INLINE M either(M a, M b) { return static_cast<M>(a | b); }
 TF_INLINE bool any(M m) { return m != 0; }
 TF_INLINE bool all(M m) { return m == 0xffff; }
+// The lowest lane that is set; one is.
+TF_INLINE int first_set(M m) { return __builtin_ctz(m); }
 TF_INLINE F select(M m, F yes, F no) { return _mm512_mask_blend_ps(m, no, yes); }
 // Lanes whose byte is not zero.
 TF_INLINE M nonzero_bytes(const std::uint8_t* p) {

@@ -89,6 +89,12 @@ TF_INLINE bool any(M m) {
   return x != 0;
 }
 TF_INLINE bool all(M m) { return !any(~m); }
+// The lowest lane that is set; one is.
+TF_INLINE int first_set(M m) {
+  int first = 0;
+  TF_UNROLL for (int l = kVecLanes - 1; l >= 0; --l) first = m[l] ? l : first;
+  return first;
+}
 TF_INLINE M nonzero_bytes(const std::uint8_t* p) {
   I x;
   TF_UNROLL for (int l = 0; l < kVecLanes; ++l) x[l] = p[l];

@@ -65,9 +65,9 @@ TF_INLINE float sum_of_lanes(F x) {
 TF_INLINE float max_of_lanes(F x) {
   alignas(64) float lanes[kVecLanes];
   store(lanes, x);
-  float m = lanes[0];
-  TF_UNROLL for (int l = 1; l < kVecLanes; ++l) m = max_of(m, lanes[l]);
-  return m;
+  TF_UNROLL for (int half = kVecLanes / 2; half > 0; half /= 2) for (int l = 0; l < half; ++l) lanes[l] =
+      max_of(lanes[l], lanes[l + half]);
+  return lanes[0];
 }
 
 // n < kBelow elements (a power of two), in pieces of halving size.

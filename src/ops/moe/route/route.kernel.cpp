@@ -8,23 +8,36 @@ namespace {
 
 using Args = route_op::RouteKernelArgs;
 
-// What experts are compared by. NaN: cannot be chosen (any more).
+// What experts are compared by. NaN: cannot be chosen (any more). Each block of kStep keys has its largest in
+// every lane beside it, so that a choice looks at one block in full.
 struct Keys {
-  alignas(64) float key[kMaxExperts];
-  int padded;
+  alignas(64) float key[kMaxExperts], largest[kMaxExperts / kChains];
+  int blocks;
+
+  TF_MEMBER void find_largest(int block) {
+    F m = set(-kInfinity);
+    TF_UNROLL for (int c = 0; c < kChains; ++c) m = max(load(key + block * kStep + c * kVecLanes), m);
+    store(largest + block * kVecLanes, m);
+  }
+
+  // key is given up to `padded`, a multiple of kStep.
+  TF_MEMBER void prepare(int padded) {
+    blocks = padded / kStep;
+    for (int b = 0; b < blocks; ++b) find_largest(b);
+  }
 
   // The largest, ties to the lower index; it is taken out.
-  TF_MEMBER int take_largest() {
-    F largest[kChains];
-    TF_UNROLL for (int c = 0; c < kChains; ++c) largest[c] = set(-kInfinity);
-    for (int i = 0; i < padded; i += kStep)
-      TF_UNROLL for (int c = 0; c < kChains; ++c) largest[c] =
-          max(load(key + i + c * kVecLanes), largest[c]);  // a NaN loses
-    const float m = max_of_lanes(max(max(largest[0], largest[1]), max(largest[2], largest[3])));
-    int e = 0;
-    while (!any(equal(load(key + e), set(m)))) e += kVecLanes;
-    while (key[e] != m) ++e;
+  TF_MEMBER int take() {
+    F of_all = set(-kInfinity);
+    for (int b = 0; b < blocks; ++b) of_all = max(load(largest + b * kVecLanes), of_all);
+    const F m = set(max_of_lanes(of_all));
+    int b = 0;
+    while (!any(equal(load(largest + b * kVecLanes), m))) ++b;
+    int e = b * kStep;
+    while (!any(equal(load(key + e), m))) e += kVecLanes;
+    e += first_set(equal(load(key + e), m));
     key[e] = kNaN;
+    find_largest(b);
     return e;
   }
 };
@@ -44,10 +57,11 @@ TF_INLINE float group_score(const float* key, int size) {
 TF_NOINLINE void keep_top_groups(const Args& a, Keys& keys) {
   const int size = a.experts / a.num_groups;
   Keys groups;
-  groups.padded = static_cast<int>(round_up(a.num_groups, kStep));
+  const int padded = static_cast<int>(round_up(a.num_groups, kStep));
   for (int g = 0; g < a.num_groups; ++g) groups.key[g] = group_score(keys.key + g * size, size);
-  for (int g = a.num_groups; g < groups.padded; ++g) groups.key[g] = -kInfinity;
-  for (int n = 0; n < a.top_groups; ++n) groups.take_largest();
+  for (int g = a.num_groups; g < padded; ++g) groups.key[g] = -kInfinity;
+  groups.prepare(padded);
+  for (int n = 0; n < a.top_groups; ++n) groups.take();
   for (int g = 0; g < a.num_groups; ++g) {
     const bool kept = groups.key[g] != groups.key[g];  // taken out
     for (int e = g * size; !kept && e < (g + 1) * size; ++e) keys.key[e] = kNaN;
@@ -55,7 +69,6 @@ TF_NOINLINE void keep_top_groups(const Args& a, Keys& keys) {
 }
 
 TF_INLINE void find_keys(const Args& a, const LogitRow& row, Keys& keys) {
-  keys.padded = row.padded;
   if (!a.bias) {
     __builtin_memcpy(keys.key, row.x, static_cast<std::size_t>(row.padded) * sizeof(float));
     return;
@@ -84,9 +97,10 @@ TF_NOINLINE void route_token(const Args& a, std::int64_t t) {
   }
   Keys keys;
   find_keys(a, row, keys);
+  keys.prepare(row.padded);
   ChosenScores scores;
   for (int j = 0; j < a.k; ++j) {
-    const int e = keys.take_largest();
+    const int e = keys.take();
     a.chosen(t, j) = e;
     scores.x[j] = row.x[e];
   }
