@@ -15,10 +15,12 @@
 #include "tile/pack.h"
 //
 #include "ops/moe/common/bias.h"
+#include "ops/moe/common/items.h"
 #include "ops/moe/common/row_run.h"
 #include "ops/moe/common/slice_product.h"
 #include "ops/moe/experts/activation.h"
 #include "ops/moe/experts/combine.h"
+#include "ops/moe/experts/inter_slice.h"
 #include "ops/moe/experts/kernel_args.h"
 
 namespace tileformer::TILEFORMER_UNIT {
@@ -116,17 +118,6 @@ TF_NOINLINE void pack_group(const KernelArgs& a, const Run& run, int group) {
 // ---- gate and up
 // ------------------------------------------------------------------------------------------------------------
 
-// Rows of gate_up that belong to elements [first, first + n) of inter. Gate i stands at row gate(i) of the
-// slice.
-struct InterSlice {
-  std::int64_t first;
-  int n;
-  bool interleaved;
-  std::int64_t part_rows;  // from gates to ups
-  TF_MEMBER std::int64_t gate(int i) const { return interleaved ? 2 * i : i; }
-  TF_MEMBER std::int64_t up(int i) const { return interleaved ? 2 * i + 1 : part_rows + i; }
-};
-
 // C^T of one group -> h packed, from word `first / W` of h on.
 template <ExpertActivation A>
 TF_NOINLINE void activate_group(const KernelArgs& a, const Scratch& x, const InterSlice& s, const float* c,
@@ -174,17 +165,11 @@ TF_NOINLINE void write_gate_up(const KernelArgs& a, const Scratch& x, const Inte
 }
 
 template <class T>
-TF_NOINLINE void gate_up_tiles(const KernelArgs& a, const Scratch& x, const Run& run, InterSlice s,
+TF_NOINLINE void gate_up_tiles(const KernelArgs& a, const Scratch& x, const Run& run, const InterSlice& s,
                                const void* next) {
-  const int rows = s.interleaved ? 2 * s.n : s.n;
-  s.part_rows = slice_rows(rows);
-  const WeightSlice weights{&a.gate_up,
-                            run.expert,
-                            s.interleaved ? 1 : 2,
-                            {s.interleaved ? 2 * s.first : s.first, a.inter + s.first},
-                            rows,
-                            a.hidden_dim,
-                            next};
+  const int rows = s.rows();
+  const WeightSlice weights{&a.gate_up, run.expert,   s.parts(), {s.first_row(), a.inter + s.first},
+                            rows,       a.hidden_dim, next};
   const std::int64_t c_group = weights.parts * s.part_rows * kLanes;
   const int groups = groups_of(run);
   slice_product<T>(weights, {static_cast<const Word*>(a.x) + run.x, query_words(a.hidden_dim), groups,
@@ -222,9 +207,8 @@ TF_NOINLINE void activate_row(const KernelArgs& a, const Scratch& x, const Inter
 }
 
 template <class T>
-TF_NOINLINE void gate_up_rows(const KernelArgs& a, const Scratch& x, const Run& run, InterSlice s) {
-  const int parts = s.interleaved ? 1 : 2, rows = s.interleaved ? 2 * s.n : s.n;
-  s.part_rows = slice_rows(rows);
+TF_NOINLINE void gate_up_rows(const KernelArgs& a, const Scratch& x, const Run& run, const InterSlice& s) {
+  const int parts = s.parts(), rows = s.rows();
   const std::int64_t y_stride = parts * s.part_rows;
   const ExpertOperand& w = a.gate_up.weight;
   for (int p = 0; p < parts; ++p) {
@@ -320,28 +304,9 @@ TF_INLINE void down_slice(const KernelArgs& a, const Scratch& x, const HiddenSli
 // ---- phases
 // ------------------------------------------------------------------------------------------------------------
 
-// Calls use(T{}) with how the call's tensors are stored.
-template <class Use>
-TF_INLINE void for_dtype(DType dtype, Use use) {
-  if constexpr (kElementsPerWord == 1) {
-    if (dtype == DType::f32) return use(F32{});
-    if (dtype == DType::f16) return use(F16{});
-  }
-  use(BF16{});
-}
-
-template <class Body>
-TF_INLINE void for_items(const KernelArgs& a, std::int64_t items, Body body) {
-  for (;;) {
-    const std::int64_t item = __atomic_fetch_add(a.next_item, 1, __ATOMIC_RELAXED);
-    if (item >= items) break;
-    body(item);
-  }
-}
-
 void pack(const KernelArgs& a, int) {
   for_dtype(a.dtype, [&]<class T>(T) {
-    for_items(a, a.groups_count,
+    for_items(a.next_item, a.groups_count,
               [&](std::int64_t i) { pack_group<T>(a, a.runs[a.groups[i].run], a.groups[i].index); });
   });
 }
@@ -360,10 +325,9 @@ void gate_up(const KernelArgs& a, int worker) {
   const std::int64_t slices = ceil_div(a.inter, a.inter_slice);
   enter_unit();
   for_dtype(a.dtype, [&]<class T>(T) {
-    for_items(a, a.runs_count * slices, [&](std::int64_t item) {
+    for_items(a.next_item, a.runs_count * slices, [&](std::int64_t item) {
       const Run& run = a.runs[item / slices];
-      const std::int64_t first = item % slices * a.inter_slice;
-      const InterSlice s{first, static_cast<int>(min_of(a.inter_slice, a.inter - first)), a.interleaved, 0};
+      const InterSlice s(item % slices, a.inter_slice, a.inter, a.interleaved);
       if (run.rows)
         gate_up_rows<T>(a, x, run, s);
       else
@@ -377,7 +341,7 @@ void down(const KernelArgs& a, int worker) {
   const Scratch x(a, a.scratch + a.scratch_bytes * worker);
   enter_unit();
   for_dtype(a.dtype, [&]<class T>(T) {
-    for_items(a, ceil_div(a.hidden_dim, a.hidden_slice), [&](std::int64_t item) {
+    for_items(a.next_item, ceil_div(a.hidden_dim, a.hidden_slice), [&](std::int64_t item) {
       const std::int64_t first = item * a.hidden_slice;
       down_slice<T>(a, x, {first, static_cast<int>(min_of(a.hidden_slice, a.hidden_dim - first))});
     });
