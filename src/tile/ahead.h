@@ -23,4 +23,13 @@ struct AheadRows {
   }
 };
 
+// One run of bytes.
+TF_INLINE AheadRows ahead_bytes(const void* at, std::int64_t bytes) {
+  AheadRows r;
+  r.at = static_cast<const char*>(at);
+  r.rows = at ? 1 : 0;
+  r.row_lines = static_cast<int>(ceil_div(bytes, 64));
+  return r;
+}
+
 }  // namespace tileformer::TILEFORMER_UNIT

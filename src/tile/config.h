@@ -17,6 +17,7 @@
 #define TF_NOINLINE [[gnu::noinline]] static
 #define TF_COLD [[gnu::noinline, gnu::cold]] static
 #define TF_UNROLL _Pragma("GCC unroll 32")
+#define TF_UNROLL_BY_4 _Pragma("GCC unroll 4")
 #define TF_NO_UNROLL _Pragma("GCC unroll 1")
 #define TF_LIKELY(x) __builtin_expect(!!(x), 1)
 #define TF_UNLIKELY(x) __builtin_expect(!!(x), 0)

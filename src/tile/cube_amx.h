@@ -177,17 +177,20 @@ TF_NOINLINE void output_tiles(const Word* v, std::int64_t row_of_tiles, const Wo
 }
 
 // O^T += V^T P^T over keys [begin, end) of the block, multiples of kStepElements; p at its first word of the
-// block. kWide false: of the first half of the lanes only.
+// block. kWide false: of the first half of the lanes only. ahead: asked for between tiles,
+// so many lines before each.
 template <bool kWide = true>
 TF_INLINE void outputs(const Word* v, std::int64_t dim_v, std::int64_t key_block, const Word* p, int begin,
-                       int end, float* o, bool first) {
+                       int end, float* o, bool first, AheadRows* ahead = nullptr, int ahead_lines = 0) {
   const std::int64_t row_of_tiles = key_block / 32 * kTileRows * kTileWords;
   v += begin / 32 * kTileRows * kTileWords;
   p += begin / 2 * kLanes;
   tiles_see_stores();
-  for (std::int64_t d = 0; d < dim_v; d += 2 * kTileRows)
+  for (std::int64_t d = 0; d < dim_v; d += 2 * kTileRows) {
+    if (ahead) ahead->ask_for(2 * ahead_lines);
     output_tiles<kWide>(v + d / kTileRows * row_of_tiles, row_of_tiles, p, (end - begin) / 32, o + d * kLanes,
                         first, d + kTileRows < dim_v);
+  }
   tiles_see_stores();
 }
 

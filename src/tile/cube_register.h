@@ -193,16 +193,18 @@ TF_INLINE void output_tile_of(int rows, const Word* v, const Word* p, int steps,
 }
 
 // O^T += V^T P^T over keys [begin, end) of the block, multiples of kStepElements; p at its first word of the
-// block. kWide false: of the first half of the lanes only.
+// block. kWide false: of the first half of the lanes only. ahead: asked for between tiles,
+// so many lines before each.
 template <bool kWide = true>
 TF_INLINE void outputs(const Word* v, std::int64_t dim_v, std::int64_t key_block, const Word* p, int begin,
-                       int end, float* o, bool first) {
+                       int end, float* o, bool first, AheadRows* ahead = nullptr, int ahead_lines = 0) {
   const OutputTiles tiles(dim_v);
   const std::int64_t tile_steps = value_tile_steps(key_block);
   const int from = begin / kElementsPerWord, steps = end / kElementsPerWord - from;
   p += from * kLanes;
   for (int t = 0; t < tiles.count; ++t) {
     const int rows = tiles.rows(t), row = tiles.first_row(t);
+    if (ahead) ahead->ask_for(ahead_lines);
     output_tile_of<kWide ? kVecs : kVecs / 2>(rows, v + row * tile_steps + from * rows, p, steps,
                                               o + row * kLanes, first);
   }
@@ -269,13 +271,11 @@ template <int V>
 TF_NOINLINE void lane_product_tile(const LaneProduct& x, const std::uint8_t* groups, int count,
                                    const Word* rows, const Word* columns, float* c) {
   F acc[kKeyRows][V];
-  TF_UNROLL for (int r = 0; r < kKeyRows; ++r) TF_UNROLL for (int j = 0; j < V; ++j) {
-    acc[r][j] = zero();  // as in output_tile
-    prefetch(c + r * x.stride + j * kVecLanes);
-  }
+  // From zero, as in output_tile; asking for c here would hold up the operands (Zen 3: 2 % slower).
+  TF_UNROLL for (int r = 0; r < kKeyRows; ++r) TF_UNROLL for (int j = 0; j < V; ++j) acc[r][j] = zero();
   for (int i = 0; i < count; ++i) {
     const Word *a = rows + groups[i] * x.rows_of_group, *p = columns + groups[i] * x.columns_of_group;
-    TF_NO_UNROLL for (int s = 0; s < kLaneWords; ++s, ++a, p += kLanes) {
+    TF_UNROLL_BY_4 for (int s = 0; s < kLaneWords; ++s, ++a, p += kLanes) {
       Words b[V];
       TF_UNROLL for (int j = 0; j < V; ++j) b[j] = load_words(p + j * kVecLanes);
       TF_UNROLL for (int r = 0; r < kKeyRows; ++r) {

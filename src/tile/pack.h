@@ -93,4 +93,19 @@ TF_NOINLINE void write_lanes(const float* o, std::int64_t dim_v, const float* fa
   }
 }
 
+// The way back: rows (null: zeros) -> fp32 [dim, rounded up to whole vectors][kLanes], zeros beyond dim.
+template <class T>
+TF_NOINLINE void read_lanes(const typename T::Element* const (&row)[kLanes], std::int64_t dim, float* o) {
+  for (int lane = 0; lane < kLanes; lane += kVecLanes)
+    for (std::int64_t d = 0; d < dim; d += kVecLanes) {
+      F block[kVecLanes];
+      TF_UNROLL for (int r = 0; r < kVecLanes; ++r) {
+        const auto* p = row[lane + r];
+        block[r] = p ? load_up_to<T>(p + d, dim - d) : zero();
+      }
+      transpose(block);
+      TF_UNROLL for (int r = 0; r < kVecLanes; ++r) store(o + (d + r) * kLanes + lane, block[r]);
+    }
+}
+
 }  // namespace tileformer::TILEFORMER_UNIT

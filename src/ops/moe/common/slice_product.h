@@ -38,6 +38,7 @@ struct SliceProduct {
   float* c;             // [group][part][rows, padded][kLanes]
   std::int64_t c_part;  // floats from part to part; a group has all parts
   Word* panel;
+  bool add = false;  // to what c holds
 };
 
 TF_INLINE int padded_rows(int rows) { return static_cast<int>(round_up(rows, kKeyRows)); }
@@ -84,8 +85,8 @@ TF_NOINLINE void row_panel_product(const WeightSlice& s, const SliceProduct& x, 
   for (int g = 0; g < x.groups; ++g, at += x.packed_group) {
     const bool wide = g + 1 < x.groups || !x.half;
     for (int p = 0; p < s.parts; ++p) {
-      RowTile tile{x.panel + p * part_words,           stride,    at,        steps,
-                   x.c + (g * s.parts + p) * x.c_part, from == 0, &ahead[p], ahead_lines};
+      RowTile tile{x.panel + p * part_words, stride,    at,         steps, x.c + (g * s.parts + p) * x.c_part,
+                   from == 0 && !x.add,      &ahead[p], ahead_lines};
       const float* end = tile.c + padded * kLanes;
       const auto next = [&](int tiles) {
         tile.rows += tiles * kKeyRows * stride;
@@ -116,23 +117,26 @@ TF_NOINLINE void column_panel_product(const WeightSlice& s, const SliceProduct& 
     pack_values<T>(StridedRows<T>{base, w.column}, depth, padded, s.rows, kDepth, x.panel + p * part_words,
                    &nonfinite);
   }
+  const std::int64_t bytes = std::int64_t{steps_of(depth)} * kLanes * static_cast<int>(sizeof(Word));
+  const int ahead_lines = static_cast<int>(ceil_div(bytes / 64, s.parts * ceil_div(s.rows, kOutputRows)));
   const Word* at = x.packed + from / kElementsPerWord * kLanes;
   for (int g = 0; g < x.groups; ++g, at += x.packed_group) {
-    const bool wide = g + 1 < x.groups || !x.half;
+    const bool wide = g + 1 < x.groups || !x.half, first = from == 0 && !x.add;
+    AheadRows ahead = ahead_bytes(g + 1 < x.groups ? at + x.packed_group : nullptr, bytes);
     for (int p = 0; p < s.parts; ++p) {
       float* c = x.c + (g * s.parts + p) * x.c_part;
       const Word* panel = x.panel + p * part_words;
       if (TF_LIKELY(wide))
-        outputs<true>(panel, s.rows, kDepth, at, 0, padded, c, from == 0);
+        outputs<true>(panel, s.rows, kDepth, at, 0, padded, c, first, &ahead, ahead_lines);
       else
-        outputs<false>(panel, s.rows, kDepth, at, 0, padded, c, from == 0);
+        outputs<false>(panel, s.rows, kDepth, at, 0, padded, c, first, &ahead, ahead_lines);
     }
   }
 }
 
 template <class T>
 TF_INLINE void slice_product(const WeightSlice& s, const SliceProduct& x) {
-  if (s.elements == 0)
+  if (s.elements == 0 && !x.add)
     __builtin_memset(x.c, 0, sizeof(float) * static_cast<std::size_t>(x.groups * s.parts * x.c_part));
   for (std::int64_t from = 0; from < s.elements; from += kDepth) {
     const int depth = static_cast<int>(min_of<std::int64_t>(kDepth, s.elements - from));
