@@ -7,10 +7,12 @@
 //   grad_weights    = <q, h> + <dy, down_bias[e]>
 //   dh              = weights[t, j] q,      dg = dh * dh/dg,  du = dh * dh/du
 //   grad_hidden[t] += gate_up[e]^T (dg, du)
-//   grad_gate_up[e] = sum over its pairs of (dg, du) hidden[t]^T,   grad_gate_up_bias[e] = their sum of (dg,
-//   du) grad_down[e]    = sum over its pairs of weights[t, j] dy h^T,   grad_down_bias[e] of weights[t, j] dy
+//   grad_gate_up[e]      = sum over its pairs of (dg, du) hidden[t]^T
+//   grad_gate_up_bias[e] = sum over its pairs of (dg, du)
+//   grad_down[e]         = sum over its pairs of dy (weights[t, j] h)^T
+//   grad_down_bias[e]    = sum over its pairs of weights[t, j] dy
 //
-// Accumulators are fp32 and rounded once, at the end; (dg, du), h and weights * dy are rounded to the dtype
+// Accumulators are fp32 and rounded once, at the end; (dg, du) and weights * h are rounded to the dtype
 // of hidden where that dtype is multiplied as it is, as in the forward. Clamped values of swiglu_oai have no
 // gradient. Pairs that contribute nothing get grad_weights 0 and have no influence. Experts without tokens
 // get gradients of zero. Results are the same bits for any number of threads.
