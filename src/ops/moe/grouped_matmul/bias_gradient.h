@@ -1,8 +1,9 @@
 // Sums of an expert's rows, for the gradient of its bias. Included by kernels only.
 #pragma once
 
+#include "ops/moe/common/items.h"
 #include "ops/moe/common/store_some.h"
-#include "ops/moe/grouped_matmul/work_items.h"
+#include "ops/moe/grouped_matmul/row_at.h"
 
 namespace tileformer::TILEFORMER_UNIT {
 
@@ -38,7 +39,7 @@ TF_NOINLINE void bias_gradient(const BiasGradientArgs& a) {
   const std::int64_t slices = ceil_div(a.out_dim, kColumns);
   for_dtype(a.dtype, [&]<class T>(T) {
     for_result_dtype(a.grad_dtype, [&]<class G>(G) {
-      for_items(a.workers, a.experts * slices,
+      for_items(a.workers.next_item, a.experts * slices,
                 [&](std::int64_t item) { sum_rows<T, G>(a, item / slices, item % slices * kColumns); });
     });
   });

@@ -8,10 +8,11 @@
 #pragma once
 
 #include "ops/moe/common/bias.h"
+#include "ops/moe/common/items.h"
 #include "ops/moe/common/row_run.h"
 #include "ops/moe/common/slice_product.h"
 #include "ops/moe/common/store_some.h"
-#include "ops/moe/grouped_matmul/work_items.h"
+#include "ops/moe/grouped_matmul/row_at.h"
 
 namespace tileformer::TILEFORMER_UNIT {
 
@@ -117,7 +118,7 @@ TF_NOINLINE void multiply_streamed(const ProductArgs& a, const ProductScratch& x
 
 TF_NOINLINE void pack(const ProductArgs& a) {
   for_dtype(a.dtype, [&]<class T>(T) {
-    for_items(a.workers, a.groups_count,
+    for_items(a.workers.next_item, a.groups_count,
               [&](std::int64_t i) { pack_group<T>(a, a.runs[a.groups[i].run], a.groups[i].index); });
   });
 }
@@ -127,7 +128,7 @@ TF_NOINLINE void multiply(const ProductArgs& a, int worker) {
   const std::int64_t slices = ceil_div(a.out_dim, a.out_slice), items = a.runs_count * slices;
   enter_unit();
   for_dtype(a.dtype, [&]<class T>(T) {
-    for_items(a.workers, items, [&](std::int64_t item) {
+    for_items(a.workers.next_item, items, [&](std::int64_t item) {
       const Run& run = a.runs[item / slices];
       const std::int64_t first = item % slices * a.out_slice;
       const OutSlice s{first, static_cast<int>(min_of(a.out_slice, a.out_dim - first))};

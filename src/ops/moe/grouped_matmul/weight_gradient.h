@@ -8,9 +8,10 @@
 // L is read as the product of slices reads weights that stand across. Included by kernels only.
 #pragma once
 
+#include "ops/moe/common/items.h"
 #include "ops/moe/common/slice_product.h"
 #include "ops/moe/common/store_some.h"
-#include "ops/moe/grouped_matmul/work_items.h"
+#include "ops/moe/grouped_matmul/row_at.h"
 
 namespace tileformer::TILEFORMER_UNIT {
 
@@ -84,7 +85,8 @@ TF_NOINLINE void multiply_block(const WeightGradientArgs& a, const GradientScrat
 
 TF_NOINLINE void pack_columns(const WeightGradientArgs& a) {
   for_dtype(a.dtype, [&]<class T>(T) {
-    for_items(a.workers, a.block_rows_count, [&](std::int64_t i) { pack_block_rows<T>(a, a.block_rows[i]); });
+    for_items(a.workers.next_item, a.block_rows_count,
+              [&](std::int64_t i) { pack_block_rows<T>(a, a.block_rows[i]); });
   });
 }
 
@@ -93,7 +95,7 @@ TF_NOINLINE void weight_gradient(const WeightGradientArgs& a, int worker) {
   const std::int64_t slices = ceil_div(a.lines_count, a.line_slice);
   enter_unit();
   for_dtype(a.dtype, [&]<class T>(T) {
-    for_items(a.workers, a.blocks_count * slices, [&](std::int64_t item) {
+    for_items(a.workers.next_item, a.blocks_count * slices, [&](std::int64_t item) {
       const Block& block = a.blocks[item / slices];
       const std::int64_t first_line = item % slices * a.line_slice;
       if (a.grad_dtype == a.dtype)
