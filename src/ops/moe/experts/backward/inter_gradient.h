@@ -34,6 +34,19 @@ TF_NOINLINE void read_gate_up(const KernelArgs& a, const BackwardScratch& x, con
   read_lanes<T>(gate, s.n, x.gate);
   read_lanes<T>(up, s.n, x.up);
 }
+// Asks for what read_gate_up will read: short pieces of rows that lie far apart.
+template <class T>
+TF_INLINE void ask_for_gate_up(const KernelArgs& a, const InterSlice& s, std::int64_t first_pair, int lanes) {
+  const std::int64_t bytes = s.n * static_cast<std::int64_t>(sizeof(typename T::Element));
+  for (int l = 0; l < lanes; ++l) {
+    const auto* row =
+        static_cast<const typename T::Element*>(a.gate_up_out) + (first_pair + l) * a.gate_up_out_stride;
+    for (std::int64_t at = 0; at < bytes; at += 64) {
+      prefetch_far(reinterpret_cast<const char*>(row + s.first) + at);
+      prefetch_far(reinterpret_cast<const char*>(row + a.inter + s.first) + at);
+    }
+  }
+}
 TF_NOINLINE void add_gate_up_bias(const BackwardScratch& x, const InterSlice& s, const float* c) {
   for (int i = 0; i < s.n; ++i) {
     const std::int64_t gate = s.gate(i), up = s.up(i);
@@ -145,6 +158,8 @@ TF_NOINLINE void inter_slice(const BackwardKernelArgs& b, const BackwardScratch&
   for (int g = 0; g < run.groups; ++g) {
     const int lanes = lanes_of(share, run.first + g);
     const std::int64_t group = first_group + g, pair = share.first_pair + (run.first + g) * kLanes;
+    if (a.gate_up_out && g + 1 < run.groups)
+      ask_for_gate_up<T>(a, s, pair + kLanes, lanes_of(share, run.first + g + 1));
     if (a.gate_up_out)
       read_gate_up<T>(a, x, s, pair, lanes);
     else
