@@ -64,6 +64,10 @@ struct BF16 {
 struct I8 {
   using Element = std::int8_t;
 };
+// Two to a byte, the even one in the low half.
+struct I4 {
+  using Element = std::uint8_t;
+};
 struct E4M3 {
   using Element = std::uint8_t;
 };

@@ -225,12 +225,24 @@ TF_INLINE void load_short_pairs(const std::int8_t* a, const std::int8_t* b, I (&
   x[0] = _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(first, second));
   x[1] = _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(first, second));
 }
-TF_INLINE I multiply_add_pairs(I sum, I a, I b) { return add_int(sum, _mm256_madd_epi16(a, b)); }
+TF_INLINE I multiply_add_pairs(I sum, I a, I b) {
+  I x = add_int(sum, _mm256_madd_epi16(a, b));
+  // The compiler, free to reorder sums of whole numbers, would put them off until it runs out of registers.
+  asm("" : "+x"(x));
+  return x;
+}
 // kVecLanes numbers, rounded; |x| < 2^15.
 TF_INLINE void store_shorts(std::int16_t* p, F x) {
   const I whole = _mm256_cvtps_epi32(x);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                    _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1)));
+}
+// Lane l is p[l / kEach].
+template <int kEach>
+TF_INLINE F spread(const float* p) {
+  if constexpr (kEach >= kVecLanes) return broadcast(p);
+  static_assert(kEach >= kVecLanes || kEach == 4);
+  return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_broadcast_ss(p)), _mm_broadcast_ss(p + 1), 1);
 }
 
 // Units of 16 lanes take V in halves (words_fp32.h).

@@ -253,10 +253,28 @@ TF_INLINE void load_short_pairs(const std::int8_t* a, const std::int8_t* b, I (&
         _mm256_castsi128_si256(_mm_unpacklo_epi8(first, second)), _mm_unpackhi_epi8(first, second), 1));
   }
 }
-TF_INLINE I multiply_add_pairs(I sum, I a, I b) { return add_int(sum, _mm512_madd_epi16(a, b)); }
+TF_INLINE I multiply_add_pairs(I sum, I a, I b) {
+  I x = add_int(sum, _mm512_madd_epi16(a, b));
+#if !defined(TILEFORMER_USE_SIMDE)
+  // The compiler, free to reorder sums of whole numbers, would put them off until it runs out of registers.
+  asm("" : "+v"(x));
+#endif
+  return x;
+}
 // kVecLanes numbers, rounded; |x| < 2^15.
 TF_INLINE void store_shorts(std::int16_t* p, F x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x)));
+}
+// Lane l is p[l / kEach].
+template <int kEach>
+TF_INLINE F spread(const float* p) {
+  static_assert(kEach == 4 || kEach == 8 || kEach >= kVecLanes);
+  if constexpr (kEach >= kVecLanes) return broadcast(p);
+  const __m256 low = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_broadcast_ss(p)),
+                                          _mm_broadcast_ss(p + (kEach == 4)), 1),
+               high = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_broadcast_ss(p + (kEach == 4 ? 2 : 1))),
+                                           _mm_broadcast_ss(p + (kEach == 4 ? 3 : 1)), 1);
+  return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
 }
 
 // Eight elements in the low half.

@@ -263,6 +263,13 @@ TF_INLINE void store_shorts(std::int16_t* p, F x) {
   const F whole = round(x);
   TF_UNROLL for (int i = 0; i < kVecLanes; ++i) p[i] = static_cast<std::int16_t>(whole[i]);
 }
+// Lane l is p[l / kEach].
+template <int kEach>
+TF_INLINE F spread(const float* p) {
+  F x;
+  TF_UNROLL for (int l = 0; l < kVecLanes; ++l) x[l] = p[l / kEach];
+  return x;
+}
 
 // Units of 16 lanes take V in halves (words_fp32.h).
 template <class E, class T>

@@ -27,6 +27,12 @@ TF_INLINE Words scaled_row(Words x, F scale) {
 }
 TF_INLINE void transpose_words(Words (&r)[kVecLanes]) { transpose(r); }
 
+// Stores elements as they are multiplied and returns them.
+TF_INLINE F store_rounded(Word* p, F x) {
+  store(p, x);
+  return x;
+}
+
 // One step of V: kStepColumns columns, the vector's first lanes.
 inline constexpr int kStepColumns = kVecLanes == 16 ? 8 : kVecLanes;
 template <class T>

@@ -19,12 +19,12 @@ TF_INLINE void for_items(std::int64_t* next_item, std::int64_t items, Body body)
 
 // Calls use(T{}) with how the operands of a product are stored.
 template <class Use>
-TF_INLINE void for_dtype(DType dtype, Use use) {
+TF_INLINE auto for_dtype(DType dtype, Use use) {
   if constexpr (kElementsPerWord == 1) {
     if (dtype == DType::f32) return use(F32{});
     if (dtype == DType::f16) return use(F16{});
   }
-  use(BF16{});
+  return use(BF16{});
 }
 
 // The same of results, which any unit may round to any dtype.

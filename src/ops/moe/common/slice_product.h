@@ -3,6 +3,7 @@
 // kernels only.
 #pragma once
 
+#include "ops/moe/common/code_panel.h"
 #include "ops/moe/common/weight_operand.h"
 #include "tile/pack.h"
 
@@ -45,15 +46,15 @@ TF_INLINE int padded_rows(int rows) { return static_cast<int>(round_up(rows, kKe
 // Rows of C that a part of `rows` rows takes, whole tiles and whole vectors.
 TF_INLINE std::int64_t slice_rows(std::int64_t rows) { return round_up(round_up(rows, kKeyRows), 16); }
 
-// The panel after the one at `from`: of the same slice, then of the next one.
-template <class T>
+// The panel after the one at `from`: of the same slice, then of the next one. W: how weights are stored.
+template <class W>
 TF_INLINE AheadRows next_panel(const WeightSlice& s, int part, std::int64_t from) {
-  using E = typename T::Element;
+  using E = typename W::Element;
   const ExpertOperand& w = s.w->weight;
   const auto* base = static_cast<const E*>(w.data) + s.expert * w.expert;
   const bool last = from + kDepth >= s.elements;
   const auto* next = static_cast<const E*>(s.next);
-  const E* at = !last  ? base + s.first_row[part] * w.row + from + kDepth
+  const E* at = !last  ? base + s.first_row[part] * w.row + stored<W>(from + kDepth)
                 : next ? next + (s.first_row[part] - s.first_row[0]) * w.row
                        : nullptr;
   const std::int64_t elements = min_of<std::int64_t>(kDepth, last ? s.elements : s.elements - from - kDepth);
@@ -61,12 +62,12 @@ TF_INLINE AheadRows next_panel(const WeightSlice& s, int part, std::int64_t from
   rows.at = reinterpret_cast<const char*>(at);
   rows.stride = w.row * static_cast<std::int64_t>(sizeof(E));
   rows.rows = at ? s.rows : 0;
-  rows.row_lines = static_cast<int>(ceil_div(elements * static_cast<std::int64_t>(sizeof(E)), 64));
+  rows.row_lines = static_cast<int>(ceil_div(stored<W>(elements) * static_cast<std::int64_t>(sizeof(E)), 64));
   return rows;
 }
 
 // Rows of weights that are stored one after the other.
-template <class T>
+template <class W>
 TF_NOINLINE void row_panel_product(const WeightSlice& s, const SliceProduct& x, std::int64_t from,
                                    int depth) {
   const ExpertOperand& w = s.w->weight;
@@ -74,10 +75,15 @@ TF_NOINLINE void row_panel_product(const WeightSlice& s, const SliceProduct& x, 
   const std::int64_t stride = key_stride(depth), part_words = padded * stride;
   AheadRows ahead[2];
   for (int p = 0; p < s.parts; ++p) {
-    const auto* base =
-        static_cast<const typename T::Element*>(w.data) + s.expert * w.expert + s.first_row[p] * w.row + from;
-    pack_keys<T>(StridedRows<T>{base, w.row}, s.rows, padded, depth, x.panel + p * part_words);
-    ahead[p] = next_panel<T>(s, p, from);
+    Word* panel = x.panel + p * part_words;
+    if constexpr (kIsCode<W>) {
+      dequantise_rows<W>(*s.w, s.expert, s.first_row[p], s.rows, padded, from, depth, panel);
+    } else {
+      const auto* base = static_cast<const typename W::Element*>(w.data) + s.expert * w.expert +
+                         s.first_row[p] * w.row + from;
+      pack_keys<W>(StridedRows<W>{base, w.row}, s.rows, padded, depth, panel);
+    }
+    ahead[p] = next_panel<W>(s, p, from);
   }
   const int steps = steps_of(depth), tiles = x.groups * (padded / kKeyRows);
   const int ahead_lines = static_cast<int>(ceil_div(ahead[0].rows * ahead[0].row_lines, tiles));
@@ -134,16 +140,18 @@ TF_NOINLINE void column_panel_product(const WeightSlice& s, const SliceProduct& 
   }
 }
 
-template <class T>
+template <class W>
 TF_INLINE void slice_product(const WeightSlice& s, const SliceProduct& x) {
   if (s.elements == 0 && !x.add)
     __builtin_memset(x.c, 0, sizeof(float) * static_cast<std::size_t>(x.groups * s.parts * x.c_part));
   for (std::int64_t from = 0; from < s.elements; from += kDepth) {
     const int depth = static_cast<int>(min_of<std::int64_t>(kDepth, s.elements - from));
-    if (s.w->weight.column == 1)
-      row_panel_product<T>(s, x, from, depth);
-    else
-      column_panel_product<T>(s, x, from, depth);
+    if constexpr (!kIsCode<W>)
+      if (s.w->weight.column != 1) {
+        column_panel_product<W>(s, x, from, depth);
+        continue;
+      }
+    row_panel_product<W>(s, x, from, depth);
   }
 }
 

@@ -8,15 +8,16 @@
 //               C^T = W h for all groups,    sum[token] += weight * C
 //
 // A slice of hidden belongs to one worker, who adds up the experts in their order: the same bits for any
-// number of threads. Experts with few pairs stream their weights instead, row by row (row_run.h).
+// number of threads. Experts with few pairs stream their weights instead (streamed.h).
 
 #include "tile/unit.h"
 //
 #include "tile/pack.h"
 //
 #include "ops/moe/common/bias.h"
+#include "ops/moe/common/forms.h"
 #include "ops/moe/common/items.h"
-#include "ops/moe/common/row_run.h"
+#include "ops/moe/common/multiplied.h"
 #include "ops/moe/common/slice_product.h"
 #include "ops/moe/experts/activation.h"
 #include "ops/moe/experts/combine.h"
@@ -31,21 +32,16 @@ using moe::KernelArgs;
 using moe::Run;
 using moe::WeightOperand;
 
-// How h is kept where its rows are not packed: as it is multiplied.
-template <int kElements>
-struct Multiplied {
-  using Storage = BF16;
-};
-template <>
-struct Multiplied<1> {
-  using Storage = F32;
-};
-using H = Multiplied<kElementsPerWord>::Storage;
-
 TF_INLINE std::int64_t h_stride(const KernelArgs& a) { return round_up(a.inter, 32); }
 
+// Words of the rows of a run as they are packed for weights that stream.
+std::int64_t streamed_words(const KernelArgs& a, const WeightOperand& w, std::int64_t elements, int pairs) {
+  return for_dtype(a.dtype, [&]<class T>(T) {
+    return for_form<T>(w, [&]<class Form>(Form) { return Form::words(elements, pairs); });
+  });
+}
 std::int64_t x_words(const KernelArgs& a, const Run& run) {
-  if (run.rows) return run.pairs * packed_row_words(a.hidden_dim);
+  if (run.rows) return streamed_words(a, a.gate_up, a.hidden_dim, run.pairs);
   return ceil_div(run.pairs, kLanes) * query_words(a.hidden_dim);
 }
 std::int64_t h_words(const KernelArgs& a, const Run& run) {
@@ -71,24 +67,30 @@ struct Scratch {
       at += (static_cast<std::size_t>(size) + 63) / 64 * 64 + 64;
       return p;
     };
-    const std::int64_t inter_rows = 2 * slice_rows(a.inter_slice);
-    const std::int64_t rows = max_of(inter_rows, slice_rows(a.hidden_slice));
-    panel = reinterpret_cast<Word*>(take(sizeof(Word) * 2 * panel_words(rows)));
-    packed = reinterpret_cast<Word*>(take(sizeof(Word) * kMaxRowPairs * packed_row_words(a.inter)));
-    c = reinterpret_cast<float*>(take(sizeof(float) * rows * kLanes * max_of<std::int64_t>(a.max_groups, 1)));
-    y = reinterpret_cast<float*>(take(sizeof(float) * kMaxRowPairs * (rows + kVecLanes)));
+    const std::int64_t panel_inter = slice_rows(min_of(a.inter_slice, a.inter_panel)),
+                       panel_hidden = slice_rows(min_of(a.hidden_slice, a.hidden_panel)),
+                       panel_rows = max_of(2 * panel_inter, panel_hidden);
+    const std::int64_t rows =
+        max_of(2 * streamed_rows(slice_rows(a.inter_slice)), streamed_rows(slice_rows(a.hidden_slice)));
+    panel = reinterpret_cast<Word*>(take(sizeof(Word) * 2 * panel_words(panel_rows)));
+    packed = reinterpret_cast<Word*>(take(sizeof(Word) * streamed_words(a, a.down, a.inter, kMaxRowPairs)));
+    c = reinterpret_cast<float*>(
+        take(sizeof(float) * panel_rows * kLanes * max_of<std::int64_t>(a.max_groups, 1)));
+    y = reinterpret_cast<float*>(take(sizeof(float) * kMaxRowPairs * rows));
     bias = reinterpret_cast<float*>(take(sizeof(float) * (rows + kVecLanes)));
-    gate = reinterpret_cast<float*>(take(a.gate_up_out ? sizeof(float) * inter_rows / 2 * kLanes : 0));
-    up = reinterpret_cast<float*>(take(a.gate_up_out ? sizeof(float) * inter_rows / 2 * kLanes : 0));
+    gate = reinterpret_cast<float*>(take(a.gate_up_out ? sizeof(float) * panel_inter * kLanes : 0));
+    up = reinterpret_cast<float*>(take(a.gate_up_out ? sizeof(float) * panel_inter * kLanes : 0));
     bytes = (at + 4095) / 4096 * 4096;
   }
 };
 
+// Of weights stored as T or as codes.
 template <class T>
-TF_INLINE const typename T::Element* weights_row(const WeightOperand& w, std::int64_t expert,
-                                                 std::int64_t row) {
-  return static_cast<const typename T::Element*>(w.weight.data) + expert * w.weight.expert +
-         row * w.weight.row;
+TF_INLINE const void* weights_row(const WeightOperand& w, std::int64_t expert, std::int64_t row) {
+  const std::int64_t element = expert * w.weight.expert + row * w.weight.row;
+  return for_weights<T>(w, [&]<class W>(W) -> const void* {
+    return static_cast<const typename W::Element*>(w.weight.data) + element;
+  });
 }
 
 template <class T>
@@ -103,9 +105,10 @@ template <class T>
 TF_NOINLINE void pack_group(const KernelArgs& a, const Run& run, int group) {
   Word* x = static_cast<Word*>(a.x) + run.x;
   if (run.rows) {
-    for (int i = 0; i < run.pairs; ++i)
-      pack_row<T, T>(hidden_row<T>(a, run.first_pair + i), a.hidden_dim,
-                     x + i * packed_row_words(a.hidden_dim));
+    for_form<T>(a.gate_up, [&]<class Form>(Form) {
+      for (int i = 0; i < run.pairs; ++i)
+        Form::template pack<T>(hidden_row<T>(a, run.first_pair + i), a.hidden_dim, i, run.pairs, x);
+    });
     return;
   }
   const typename T::Element* row[kLanes];
@@ -172,8 +175,10 @@ TF_NOINLINE void gate_up_tiles(const KernelArgs& a, const Scratch& x, const Run&
                             rows,       a.hidden_dim, next};
   const std::int64_t c_group = weights.parts * s.part_rows * kLanes;
   const int groups = groups_of(run);
-  slice_product<T>(weights, {static_cast<const Word*>(a.x) + run.x, query_words(a.hidden_dim), groups,
-                             last_is_half(run), x.c, s.part_rows * kLanes, x.panel});
+  for_weights<T>(a.gate_up, [&]<class W>(W) {
+    slice_product<W>(weights, {static_cast<const Word*>(a.x) + run.x, query_words(a.hidden_dim), groups,
+                               last_is_half(run), x.c, s.part_rows * kLanes, x.panel});
+  });
   for (int p = 0; p < weights.parts; ++p)
     load_bias(a.gate_up, run.expert, weights.first_row[p], rows, x.bias + p * s.part_rows);
   for (int g = 0; g < groups; ++g) {
@@ -207,17 +212,17 @@ TF_NOINLINE void activate_row(const KernelArgs& a, const Scratch& x, const Inter
 }
 
 template <class T>
-TF_NOINLINE void gate_up_rows(const KernelArgs& a, const Scratch& x, const Run& run, const InterSlice& s) {
+TF_NOINLINE void gate_up_rows(const KernelArgs& a, const Scratch& x, const Run& run, InterSlice s) {
   const int parts = s.parts(), rows = s.rows();
+  s.part_rows = streamed_rows(rows);
   const std::int64_t y_stride = parts * s.part_rows;
-  const ExpertOperand& w = a.gate_up.weight;
   for (int p = 0; p < parts; ++p) {
     const std::int64_t first = s.interleaved ? 2 * s.first : p * a.inter + s.first;
     load_bias(a.gate_up, run.expert, first, rows, x.bias + p * s.part_rows);
-    run_sums<T>(run.pairs,
-                {static_cast<const typename T::Element*>(w.data) + run.expert * w.expert + first * w.row,
-                 w.row, rows, a.hidden_dim, static_cast<const Word*>(a.x) + run.x,
-                 packed_row_words(a.hidden_dim), x.y + p * s.part_rows, y_stride});
+    for_form<T>(a.gate_up, [&]<class Form>(Form) {
+      Form::sums({&a.gate_up, run.expert, first, rows, a.hidden_dim, run.pairs,
+                  static_cast<const Word*>(a.x) + run.x, x.y + p * s.part_rows, y_stride});
+    });
   }
   auto* h = reinterpret_cast<H::Element*>(static_cast<Word*>(a.h) + run.h);
   for (int i = 0; i < run.pairs; ++i) {
@@ -248,9 +253,11 @@ TF_NOINLINE void down_tiles(const KernelArgs& a, const Scratch& x, const Run& ru
                             const void* next) {
   const std::int64_t part_rows = slice_rows(s.n);
   const int groups = groups_of(run);
-  slice_product<T>({&a.down, run.expert, 1, {s.first, 0}, s.n, a.inter, next},
-                   {static_cast<const Word*>(a.h) + run.h, query_words(a.inter), groups, last_is_half(run),
-                    x.c, part_rows * kLanes, x.panel});
+  for_weights<T>(a.down, [&]<class W>(W) {
+    slice_product<W>({&a.down, run.expert, 1, {s.first, 0}, s.n, a.inter, next},
+                     {static_cast<const Word*>(a.h) + run.h, query_words(a.inter), groups, last_is_half(run),
+                      x.c, part_rows * kLanes, x.panel});
+  });
   load_bias(a.down, run.expert, s.first, s.n, x.bias);
   for (int g = 0; g < groups; ++g) {
     const std::int64_t pair = run.first_pair + g * kLanes;
@@ -265,16 +272,28 @@ TF_NOINLINE void down_tiles(const KernelArgs& a, const Scratch& x, const Run& ru
   }
 }
 
+// As many elements at a time as a panel holds.
+template <class T>
+TF_INLINE void down_panels(const KernelArgs& a, const Scratch& x, const Run& run, const HiddenSlice& s,
+                           const void* next) {
+  const std::int64_t end = s.first + s.n;
+  for (std::int64_t first = s.first; first < end; first += a.hidden_panel) {
+    const std::int64_t later = first + a.hidden_panel;
+    down_tiles<T>(a, x, run, {first, static_cast<int>(min_of(a.hidden_panel, end - first))},
+                  later < end ? weights_row<T>(a.down, run.expert, later) : next);
+  }
+}
+
 template <class T>
 TF_NOINLINE void down_rows(const KernelArgs& a, const Scratch& x, const Run& run, const HiddenSlice& s) {
   const auto* h = reinterpret_cast<const H::Element*>(static_cast<const Word*>(a.h) + run.h);
-  const std::int64_t words = packed_row_words(a.inter), y_stride = slice_rows(s.n);
-  for (int i = 0; i < run.pairs; ++i) pack_row<T, H>(h + i * h_stride(a), a.inter, x.packed + i * words);
+  const std::int64_t y_stride = streamed_rows(s.n);
   load_bias(a.down, run.expert, s.first, s.n, x.bias);
-  const ExpertOperand& w = a.down.weight;
-  run_sums<T>(run.pairs,
-              {static_cast<const typename T::Element*>(w.data) + run.expert * w.expert + s.first * w.row,
-               w.row, s.n, a.inter, x.packed, words, x.y, y_stride});
+  for_form<T>(a.down, [&]<class Form>(Form) {
+    for (int i = 0; i < run.pairs; ++i)
+      Form::template pack<H>(h + i * h_stride(a), a.inter, i, run.pairs, x.packed);
+    Form::sums({&a.down, run.expert, s.first, s.n, a.inter, run.pairs, x.packed, x.y, y_stride});
+  });
   for (int i = 0; i < run.pairs; ++i) {
     float* to = sum_row(a, run.first_pair + i, s);
     const F factor = set(a.pair_weight[run.first_pair + i]);
@@ -293,8 +312,8 @@ TF_INLINE void down_slice(const KernelArgs& a, const Scratch& x, const HiddenSli
     if (run.rows)
       down_rows<T>(a, x, run, s);
     else
-      down_tiles<T>(a, x, run, s,
-                    r + 1 < a.runs_count ? weights_row<T>(a.down, a.runs[r + 1].expert, s.first) : nullptr);
+      down_panels<T>(a, x, run, s,
+                     r + 1 < a.runs_count ? weights_row<T>(a.down, a.runs[r + 1].expert, s.first) : nullptr);
   }
   if (a.last_wave && a.out != a.sum)
     convert_rows<T>(a.sum + s.first, a.sum_stride, a.tokens, s.n,
@@ -311,13 +330,25 @@ void pack(const KernelArgs& a, int) {
   });
 }
 
-// The rows of the item that this worker is likely to take next.
+// The first rows of the item that this worker is likely to take next.
 template <class T>
 TF_INLINE const void* next_gates(const KernelArgs& a, std::int64_t item, std::int64_t slices) {
   item += a.workers;
   if (item >= a.runs_count * slices) return nullptr;
   return weights_row<T>(a.gate_up, a.runs[item / slices].expert,
                         item % slices * a.inter_slice * (a.interleaved ? 2 : 1));
+}
+
+// Elements [first, end) of inter, as many at a time as a panel holds.
+template <class T>
+TF_INLINE void gate_up_panels(const KernelArgs& a, const Scratch& x, const Run& run, std::int64_t first,
+                              std::int64_t end, const void* next) {
+  for (; first < end; first += a.inter_panel) {
+    const std::int64_t later = min_of(first + a.inter_panel, end);
+    gate_up_tiles<T>(
+        a, x, run, {first, later, a.interleaved},
+        later < end ? weights_row<T>(a.gate_up, run.expert, later * (a.interleaved ? 2 : 1)) : next);
+  }
 }
 
 void gate_up(const KernelArgs& a, int worker) {
@@ -327,11 +358,11 @@ void gate_up(const KernelArgs& a, int worker) {
   for_dtype(a.dtype, [&]<class T>(T) {
     for_items(a.next_item, a.runs_count * slices, [&](std::int64_t item) {
       const Run& run = a.runs[item / slices];
-      const InterSlice s(item % slices, a.inter_slice, a.inter, a.interleaved);
+      const std::int64_t first = item % slices * a.inter_slice, end = min_of(first + a.inter_slice, a.inter);
       if (run.rows)
-        gate_up_rows<T>(a, x, run, s);
+        gate_up_rows<T>(a, x, run, {first, end, a.interleaved});
       else
-        gate_up_tiles<T>(a, x, run, s, next_gates<T>(a, item, slices));
+        gate_up_panels<T>(a, x, run, first, end, next_gates<T>(a, item, slices));
     });
   });
   leave_unit();

@@ -18,7 +18,6 @@ namespace {
 // Why the reference loops run; empty: they do not.
 const char* reference_reason(const FusedExpertsArgs& args) {
   if (args.hidden.dtype == DType::f64) return "float64 runs the reference loops, one thread";
-  if (args.gate_up.scale || args.down.scale) return "quantised weights run the reference loops, one thread";
   return "";
 }
 

@@ -13,9 +13,9 @@ struct InterSlice {
   bool interleaved;
   std::int64_t part_rows;  // from gates to ups
 
-  TF_MEMBER InterSlice(std::int64_t item, std::int64_t slice, std::int64_t inter, bool by_turns)
-      : first(item * slice),
-        n(static_cast<int>(min_of(slice, inter - item * slice))),
+  TF_MEMBER InterSlice(std::int64_t begin, std::int64_t end, bool by_turns)
+      : first(begin),
+        n(static_cast<int>(end - begin)),
         interleaved(by_turns),
         part_rows(slice_rows(rows())) {}
 

@@ -55,7 +55,8 @@ struct KernelArgs {
   bool first_wave, last_wave;
   void *x, *h;  // packed, by offset of the run
 
-  std::int64_t inter_slice, hidden_slice;  // rows of a work item, multiples of the unit's row step
+  std::int64_t inter_slice, hidden_slice;  // rows of a work item, multiples of
+  std::int64_t inter_panel, hidden_panel;  // rows that are multiplied in tiles together, if fewer
   int depth;                               // elements of a panel of weights
   char* scratch;
   std::size_t scratch_bytes;  // of a worker

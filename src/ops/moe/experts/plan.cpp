@@ -14,6 +14,9 @@ constexpr double kWorkPerThread = 1e6;
 // Rows of weights whose panel is on the chip at a time: on AVX2 their panel and the sums of a run of
 // kMaxGroups groups are 300 KiB.
 constexpr std::int64_t kRows = 96;
+// Rows that stream are in fewer and larger slices: of weights that are stored across, lines of at least half
+// a page; and sums of all pairs still fit in L2.
+constexpr std::int64_t kStreamedInter = 1024, kStreamedHidden = 1024;
 // A run of more groups is cut: its sums would leave L2.
 constexpr std::int64_t kMaxGroups = 32;
 // Packed rows and h of a wave: they stay in a large L3.
@@ -28,15 +31,26 @@ Run run_of(std::int64_t expert, std::int64_t first_pair, int pairs, bool rows) {
   return r;
 }
 
+std::int64_t panel_rows(std::int64_t most, std::int64_t step) {
+  return std::max<std::int64_t>(most / step, 1) * step;
+}
+
+// `rows` in at least `slices` slices of equal numbers of steps.
+std::int64_t equal_slices(std::int64_t rows, std::int64_t slices, std::int64_t step) {
+  const std::int64_t steps = std::max<std::int64_t>(ceil_div(rows, step), 1);
+  return ceil_div(steps, std::clamp<std::int64_t>(slices, 1, steps)) * step;
+}
+
+// Most experts have few pairs.
+bool streams_mostly(const Problem& p, const Unit& unit) { return p.pairs() <= p.experts * unit.row_pairs; }
+
 }  // namespace
 
 Slices plan_slices(const Problem& problem, const Unit& unit, int threads) {
   const std::int64_t step = unit.row_step;
   const auto slice_of = [&](std::int64_t rows, std::int64_t most, std::int64_t multiple) {
-    const std::int64_t tiles = std::max<std::int64_t>(ceil_div(rows, step), 1);
-    std::int64_t slices = ceil_div(tiles, std::max<std::int64_t>(most / step, 1));
-    slices = std::min(round_up(slices, multiple), tiles);
-    return ceil_div(tiles, slices) * step;
+    const std::int64_t slices = ceil_div(ceil_div(rows, step), panel_rows(most, step) / step);
+    return equal_slices(rows, round_up(slices, multiple), step);
   };
   Slices s{};
   s.inter = slice_of(problem.inter, kRows / 2, 1);
@@ -45,16 +59,27 @@ Slices plan_slices(const Problem& problem, const Unit& unit, int threads) {
   return s;
 }
 
+Slices plan_forward_slices(const Problem& problem, const Unit& unit, int threads) {
+  if (!streams_mostly(problem, unit)) return plan_slices(problem, unit, threads);
+  const std::int64_t runs = std::max<std::int64_t>(std::min(problem.experts, problem.pairs()), 1);
+  const std::int64_t items = threads > 1 ? 4 * threads : 1, shares = threads > 1 ? 2 * threads : 1;
+  const std::int64_t inter_step = panel_rows(kRows / 2, unit.row_step),
+                     hidden_step = panel_rows(kRows, unit.row_step);
+  Slices s{};
+  s.inter = equal_slices(
+      problem.inter, std::max(ceil_div(problem.inter, kStreamedInter), ceil_div(items, runs)), inter_step);
+  s.hidden =
+      equal_slices(problem.hidden, std::max(ceil_div(problem.hidden, kStreamedHidden), shares), hidden_step);
+  return s;
+}
+
 int useful_threads(const Problem& problem, int threads) {
   const double work = 3.0 * double(problem.pairs()) * double(problem.hidden) * double(problem.inter);
   return std::max(1, std::min(threads, static_cast<int>(std::min(work / kWorkPerThread + 1, 1e6))));
 }
 
-bool streams_rows(const FusedExpertsArgs& args) {
-  return operand_of(args.gate_up.weight).column == 1 && operand_of(args.down.weight).column == 1;
-}
-
-KernelArgs kernel_args(const FusedExpertsArgs& args, const Problem& problem, const Slices& slices) {
+KernelArgs kernel_args(const FusedExpertsArgs& args, const Problem& problem, const Unit& unit,
+                       const Slices& slices) {
   KernelArgs k{};
   k.hidden = args.hidden.data;
   k.hidden_stride = args.hidden.stride[0];
@@ -76,11 +101,13 @@ KernelArgs kernel_args(const FusedExpertsArgs& args, const Problem& problem, con
   k.out_stride = args.out.stride[0];
   k.inter_slice = slices.inter;
   k.hidden_slice = slices.hidden;
+  k.inter_panel = panel_rows(kRows / 2, unit.row_step);
+  k.hidden_panel = panel_rows(kRows, unit.row_step);
   return k;
 }
 
 std::vector<Wave> work_list(const std::int64_t* offsets, const Problem& problem, const Unit& unit,
-                            const KernelArgs& k, bool streams, std::int64_t wave_pairs) {
+                            const KernelArgs& k, std::int64_t wave_pairs) {
   std::vector<Wave> waves(1);
   std::int64_t pairs = 0, x = 0, h = 0;
   const auto add = [&](Run run) {
@@ -102,7 +129,7 @@ std::vector<Wave> work_list(const std::int64_t* offsets, const Problem& problem,
   for (std::int64_t e = 0; e < problem.experts; ++e) {
     const std::int64_t n = offsets[e + 1] - offsets[e];
     if (n == 0) continue;
-    if (streams && n <= unit.row_pairs) {
+    if (n <= unit.row_pairs) {
       add(run_of(e, offsets[e], static_cast<int>(n), true));
       continue;
     }
@@ -142,13 +169,13 @@ FusedExpertsPlan plan(const FusedExpertsArgs& args, const Problem& problem, cons
   p.isa = isa;
   p.unit = unit.label;
   p.token_lanes = unit.lanes;
-  p.row_tokens = streams_rows(args) ? unit.row_pairs : 0;
+  p.row_tokens = unit.row_pairs;
   p.depth = unit.depth;
   p.threads = useful_threads(problem, threads);
-  const Slices slices = plan_slices(problem, unit, p.threads);
+  const Slices slices = plan_forward_slices(problem, unit, p.threads);
   p.inter_slice = slices.inter;
   p.hidden_slice = slices.hidden;
-  KernelArgs k = kernel_args(args, problem, slices);
+  KernelArgs k = kernel_args(args, problem, unit, slices);
   const Run group = run_of(0, 0, unit.lanes, false);
   const std::int64_t group_bytes = std::max<std::int64_t>(
       (unit.x_words(k, group) + unit.h_words(k, group)) * std::int64_t(unit.word_bytes), 1);
@@ -156,8 +183,6 @@ FusedExpertsPlan plan(const FusedExpertsArgs& args, const Problem& problem, cons
   k.max_groups = std::min(kMaxGroups, ceil_div(std::max<std::int64_t>(problem.pairs(), 1), unit.lanes));
   const SharedMemory m = shared_memory(problem, unit, k, p.wave_pairs, k.dtype != DType::f32);
   p.workspace_bytes = m.sum + m.x + m.h + unit.scratch_bytes(k) * std::size_t(p.threads) + 64;
-  if (!p.row_tokens && unit.row_pairs)
-    p.note = "weights are stored across: experts with few tokens are multiplied in tiles";
   return p;
 }
 

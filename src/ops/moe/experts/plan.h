@@ -17,14 +17,14 @@ struct Slices {
 // Rows of a work item: as many as keep sums and weights on the chip, and an equal share for every thread.
 Slices plan_slices(const Problem& problem, const Unit& unit, int threads);
 
+// Of the forward, whose experts stream their weights if they have few pairs.
+Slices plan_forward_slices(const Problem& problem, const Unit& unit, int threads);
+
 // Workers that have something to do.
 int useful_threads(const Problem& problem, int threads);
 
 FusedExpertsPlan plan(const FusedExpertsArgs& args, const Problem& problem, const Unit& unit, Isa isa,
                       int threads);
-
-// Whether runs of few pairs stream their weights.
-bool streams_rows(const FusedExpertsArgs& args);
 
 // Runs that are packed at the same time.
 struct Wave {
@@ -34,7 +34,7 @@ struct Wave {
 
 // offsets [experts + 1]: the first pair of each expert. k: for the sizes of packed rows.
 std::vector<Wave> work_list(const std::int64_t* offsets, const Problem& problem, const Unit& unit,
-                            const KernelArgs& k, bool streams, std::int64_t wave_pairs);
+                            const KernelArgs& k, std::int64_t wave_pairs);
 
 // The memory that all workers share.
 struct SharedMemory {
@@ -44,6 +44,7 @@ SharedMemory shared_memory(const Problem& problem, const Unit& unit, const Kerne
                            std::int64_t wave_pairs, bool needs_sum);
 
 // What the kernel is told of the problem; pointers of the workspace and of the dispatch are left out.
-KernelArgs kernel_args(const FusedExpertsArgs& args, const Problem& problem, const Slices& slices);
+KernelArgs kernel_args(const FusedExpertsArgs& args, const Problem& problem, const Unit& unit,
+                       const Slices& slices);
 
 }  // namespace tileformer::moe

@@ -109,7 +109,7 @@ struct Unit {
   bool bf16_only;     // multiplies bf16, not fp32
   std::size_t word_bytes;
 
-  std::int64_t (*run_words)(std::int64_t in_dim, int rows, bool streamed);
+  std::int64_t (*run_words)(const ProductArgs&, int rows, bool streamed);
   std::size_t (*product_scratch)(const ProductArgs&);
   void (*pack)(const ProductArgs&);
   void (*multiply)(const ProductArgs&, int worker);

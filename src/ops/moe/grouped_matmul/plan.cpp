@@ -103,8 +103,8 @@ WeightGradientArgs weight_gradient_args(const GroupedMatmulBackwardArgs& args, s
 }
 
 std::int64_t wave_words(const ProductArgs& k, const Problem& p, const Unit& unit) {
-  const std::int64_t group = unit.run_words(k.in_dim, unit.lanes, false),
-                     row = unit.run_words(k.in_dim, 1, true);
+  const std::int64_t group = unit.run_words(k, unit.lanes, false),
+                     row = unit.run_words(k, 1, true);
   const std::int64_t all = p.rows * std::max(ceil_div(group, unit.lanes), row) + experts_with_rows(p) * group;
   return std::min(all, std::max(most_words(unit), kMaxGroups * group));
 }
@@ -120,7 +120,7 @@ std::vector<ProductWave> product_waves(const ProductArgs& k, const std::vector<s
   std::vector<ProductWave> waves(1);
   const auto add = [&](std::int64_t expert, std::int64_t first, std::int64_t end, bool streamed) {
     Run run{expert, first, static_cast<int>(end - first), streamed, 0};
-    const std::int64_t needed = unit.run_words(k.in_dim, run.rows, streamed);
+    const std::int64_t needed = unit.run_words(k, run.rows, streamed);
     if (waves.back().words + needed > words) waves.emplace_back();
     ProductWave& wave = waves.back();
     run.x = wave.words;

@@ -19,8 +19,13 @@ namespace tileformer::TILEFORMER_UNIT {
 using moe::grouped::ProductArgs;
 using moe::grouped::Run;
 
-TF_NOINLINE std::int64_t run_words(std::int64_t in_dim, int rows, bool streamed) {
-  return streamed ? rows * packed_row_words(in_dim) : ceil_div(rows, kLanes) * query_words(in_dim);
+// Few rows of an expert, whose weights stream.
+template <class T>
+using Streamed = StreamedRows<PlainRows<T>>;
+
+TF_NOINLINE std::int64_t run_words(const ProductArgs& a, int rows, bool streamed) {
+  if (!streamed) return ceil_div(rows, kLanes) * query_words(a.in_dim);
+  return for_dtype(a.dtype, [&]<class T>(T) { return Streamed<T>::words(a.in_dim, rows); });
 }
 
 // A worker's buffers.
@@ -39,7 +44,7 @@ struct ProductScratch {
     const std::int64_t rows = slice_rows(a.out_slice);
     panel = reinterpret_cast<Word*>(take(sizeof(Word) * panel_words(rows)));
     c = reinterpret_cast<float*>(take(sizeof(float) * rows * kLanes * a.max_groups));
-    y = reinterpret_cast<float*>(take(sizeof(float) * kMaxRowPairs * (rows + kVecLanes)));
+    y = reinterpret_cast<float*>(take(sizeof(float) * kMaxRowPairs * streamed_rows(rows)));
     bias = reinterpret_cast<float*>(take(sizeof(float) * (rows + kVecLanes)));
     bytes = (at + 4095) / 4096 * 4096;
   }
@@ -56,7 +61,7 @@ TF_NOINLINE void pack_group(const ProductArgs& a, const Run& run, int group) {
   Word* x = static_cast<Word*>(a.x) + run.x;
   if (run.streamed) {
     for (int i = 0; i < run.rows; ++i)
-      pack_row<T, T>(row_at<T>(a.rows, run.first_row + i), a.in_dim, x + i * packed_row_words(a.in_dim));
+      Streamed<T>::template pack<T>(row_at<T>(a.rows, run.first_row + i), a.in_dim, i, run.rows, x);
     return;
   }
   const typename T::Element* row[kLanes];
@@ -106,9 +111,9 @@ TF_NOINLINE void multiply_tiles(const ProductArgs& a, const ProductScratch& x, c
 template <class T>
 TF_NOINLINE void multiply_streamed(const ProductArgs& a, const ProductScratch& x, const Run& run,
                                    const OutSlice& s) {
-  const std::int64_t y_stride = slice_rows(s.n);
-  run_sums<T>(run.rows, {weights_row<T>(a, run.expert, s.first), a.weights.weight.row, s.n, a.in_dim,
-                         static_cast<const Word*>(a.x) + run.x, packed_row_words(a.in_dim), x.y, y_stride});
+  const std::int64_t y_stride = streamed_rows(s.n);
+  Streamed<T>::sums({&a.weights, run.expert, s.first, s.n, a.in_dim, run.rows,
+                     static_cast<const Word*>(a.x) + run.x, x.y, y_stride});
   for (int i = 0; i < run.rows; ++i) {
     auto* to = row_at<T>(a.out, run.first_row + i) + s.first;
     for (int d = 0; d < s.n; d += kVecLanes)

@@ -134,7 +134,8 @@ TF_NOINLINE void inter_slice(const BackwardKernelArgs& b, const BackwardScratch&
   const KernelArgs& a = b.forward;
   const std::int64_t slices = ceil_div(a.inter, a.inter_slice), item = index % slices;
   const GroupRun& run = b.runs[index / slices];
-  const InterSlice s(item, a.inter_slice, a.inter, a.interleaved);
+  const std::int64_t first = item * a.inter_slice;
+  const InterSlice s(first, min_of(first + a.inter_slice, a.inter), a.interleaved);
   const Share& share = b.shares[run.share];
   const GroupWords words = group_words(b);
   const std::int64_t first_group = share.first_group + run.first;
