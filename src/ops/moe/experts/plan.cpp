@@ -78,8 +78,8 @@ int useful_threads(const Problem& problem, int threads) {
   return std::max(1, std::min(threads, static_cast<int>(std::min(work / kWorkPerThread + 1, 1e6))));
 }
 
-KernelArgs kernel_args(const FusedExpertsArgs& args, const Problem& problem, const Unit& unit,
-                       const Slices& slices) {
+KernelArgs kernel_args(const FusedExpertsArgs& args, const Problem& problem, const Slices& slices,
+                       int row_step) {
   KernelArgs k{};
   k.hidden = args.hidden.data;
   k.hidden_stride = args.hidden.stride[0];
@@ -101,8 +101,8 @@ KernelArgs kernel_args(const FusedExpertsArgs& args, const Problem& problem, con
   k.out_stride = args.out.stride[0];
   k.inter_slice = slices.inter;
   k.hidden_slice = slices.hidden;
-  k.inter_panel = panel_rows(kRows / 2, unit.row_step);
-  k.hidden_panel = panel_rows(kRows, unit.row_step);
+  k.inter_panel = panel_rows(kRows / 2, row_step);
+  k.hidden_panel = panel_rows(kRows, row_step);
   return k;
 }
 
@@ -175,7 +175,7 @@ FusedExpertsPlan plan(const FusedExpertsArgs& args, const Problem& problem, cons
   const Slices slices = plan_forward_slices(problem, unit, p.threads);
   p.inter_slice = slices.inter;
   p.hidden_slice = slices.hidden;
-  KernelArgs k = kernel_args(args, problem, unit, slices);
+  KernelArgs k = kernel_args(args, problem, slices, unit.row_step);
   const Run group = run_of(0, 0, unit.lanes, false);
   const std::int64_t group_bytes = std::max<std::int64_t>(
       (unit.x_words(k, group) + unit.h_words(k, group)) * std::int64_t(unit.word_bytes), 1);

@@ -43,8 +43,9 @@ struct SharedMemory {
 SharedMemory shared_memory(const Problem& problem, const Unit& unit, const KernelArgs& k,
                            std::int64_t wave_pairs, bool needs_sum);
 
-// What the kernel is told of the problem; pointers of the workspace and of the dispatch are left out.
-KernelArgs kernel_args(const FusedExpertsArgs& args, const Problem& problem, const Unit& unit,
-                       const Slices& slices);
+// What the kernel is told of the problem; row_step is the unit's. Pointers of the workspace and of the
+// dispatch are left out.
+KernelArgs kernel_args(const FusedExpertsArgs& args, const Problem& problem, const Slices& slices,
+                       int row_step);
 
 }  // namespace tileformer::moe

@@ -16,7 +16,7 @@ constexpr std::int64_t kSerialWords = 16384;
 Status run_forward(const FusedExpertsArgs& args, const Problem& problem, const Unit& unit,
                    const PairLists& pairs, const FusedExpertsPlan& plan, Workspace workspace,
                    Executor& executor) {
-  KernelArgs k = kernel_args(args, problem, unit, {plan.inter_slice, plan.hidden_slice});
+  KernelArgs k = kernel_args(args, problem, {plan.inter_slice, plan.hidden_slice}, unit.row_step);
   const std::vector<Wave> waves = work_list(pairs.offsets, problem, unit, k, plan.wave_pairs);
   for (const Wave& wave : waves)
     for (const Group& group : wave.groups)

@@ -47,9 +47,9 @@ bool expands_grad_out(const FusedExpertsBackwardArgs& args) {
 }
 
 BackwardKernelArgs backward_kernel_args(const FusedExpertsBackwardArgs& args, const Problem& problem,
-                                        const Unit& unit, const Slices& slices) {
+                                        const Slices& slices, int row_step) {
   BackwardKernelArgs b{};
-  b.forward = kernel_args(args.forward, problem, unit, slices);
+  b.forward = kernel_args(args.forward, problem, slices, row_step);
   b.grad_out = args.grad_out.data;
   b.grad_out_stride = args.grad_out.shape[0] == 1 ? 0 : args.grad_out.stride[0];
   // A tensor without elements may have no address.
@@ -148,7 +148,7 @@ FusedExpertsBackwardPlan plan_backward(const FusedExpertsBackwardArgs& args, con
   const Slices slices = backward_slices(args, problem, unit.unit, p.threads);
   p.inter_slice = slices.inter;
   p.hidden_slice = slices.hidden;
-  BackwardKernelArgs b = backward_kernel_args(args, problem, unit, slices);
+  BackwardKernelArgs b = backward_kernel_args(args, problem, slices, unit.unit.row_step);
   const std::int64_t group_bytes =
       std::max<std::int64_t>(words_of(unit.kernel.group_words(b)) * std::int64_t(unit.unit.word_bytes), 1);
   const std::int64_t most = std::max(kWaveBytes, p.threads * kWaveBytesPerWorker) / group_bytes;

@@ -44,7 +44,7 @@ BackwardMemory backward_memory(const FusedExpertsBackwardArgs& args, const Probl
 
 // What the kernel is told of the problem; pointers of the workspace and of the dispatch are left out.
 BackwardKernelArgs backward_kernel_args(const FusedExpertsBackwardArgs& args, const Problem& problem,
-                                        const Unit& unit, const Slices& slices);
+                                        const Slices& slices, int row_step);
 
 // Whether grad_out is one value, or one row, for a whole row, so that it is written out for the kernel.
 bool expands_grad_out(const FusedExpertsBackwardArgs& args);

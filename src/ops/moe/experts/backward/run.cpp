@@ -109,7 +109,8 @@ void start_wave(const std::vector<BackwardWave>& waves, std::size_t index, Backw
 Status run_backward(const FusedExpertsBackwardArgs& args, const Problem& problem, const BackwardUnit& unit,
                     const PairLists& pairs, const FusedExpertsBackwardPlan& plan, Workspace workspace,
                     Executor& executor) {
-  BackwardKernelArgs b = backward_kernel_args(args, problem, unit, {plan.inter_slice, plan.hidden_slice});
+  BackwardKernelArgs b =
+      backward_kernel_args(args, problem, {plan.inter_slice, plan.hidden_slice}, unit.unit.row_step);
   const std::vector<BackwardWave> waves = backward_work_list(pairs.offsets, problem, unit, plan.wave_pairs);
   for (const BackwardWave& wave : waves)
     for (const GroupRun& run : wave.runs)
