@@ -21,7 +21,7 @@ enum class Routing {
 };
 
 struct ExpertsCase {
-  std::string name;
+  std::string name = {};
   std::int64_t tokens = 9, k = 2, experts = 4, hidden = 64, inter = 40;
   ExpertActivation activation = ExpertActivation::silu;
   double limit = 7;
