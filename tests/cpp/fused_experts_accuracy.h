@@ -63,11 +63,13 @@ struct ExpertsAccuracy {
   std::string failure(const FusedExpertsArgs& args) const {
     std::string text = out.failure("out", args.out);
     if (!text.empty() || !args.gate_up_out) return text;
-    // One rounding of a sum in fp32; of codes, one of each weight. Rows beyond the valid pairs stay NaN.
+    // One rounding of a sum in fp32; with codes one of each weight, or of each activation to 15 bits of the
+    // largest. Rows beyond the valid pairs stay NaN.
     const double size = rms(std::vector<double>(gate_up.size()), gate_up);
-    const double roundings = is_floating(args.gate_up.weight.dtype) ? 1 : 2;
+    const bool codes = !is_floating(args.gate_up.weight.dtype);
+    const double roundings = unit_roundoff(args.hidden.dtype) * (codes ? 2 : 1) + (codes ? 0x1p-14 : 0);
     return mismatch("gate_up_out", elements_of(args.gate_up_out), gate_up,
-                    (roundings * unit_roundoff(args.hidden.dtype) + 8 * unit_roundoff(DType::f32)) * size);
+                    (roundings + 8 * unit_roundoff(DType::f32)) * size);
   }
 };
 

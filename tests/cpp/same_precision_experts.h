@@ -1,9 +1,10 @@
 // The error that a plain computation of experts in the same precision makes, one pair after the other: sums
 // in fp32, with h, the gradients of gate and up, and weight * grad_out rounded to the dtype before they are
-// multiplied, and results rounded once. (torch rounds gate, up and each expert's output as well, which would
-// make this yardstick a longer one.)
+// multiplied, activations rounded to 16 bits where they meet codes, and results rounded once. (torch rounds
+// gate, up and each expert's output as well, which would make this yardstick a longer one.)
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -79,6 +80,17 @@ class SamePrecisionExperts {
     return m;
   }
 
+  // A row as it is multiplied with the weights: with codes as whole numbers of 15 bits and a sign.
+  static Row multiplied(Row row, const ExpertWeights& w) {
+    if (is_floating(w.weight.dtype)) return row;
+    float largest = 0;
+    for (float x : row) largest = std::max(largest, std::abs(x));
+    if (largest == 0) return row;
+    const float unit = largest / 32767;
+    for (float& x : row) x = unit * std::nearbyint(x / unit);
+    return row;
+  }
+
   template <class Visit>
   void visit_pairs(Visit visit) const {
     const std::int64_t hidden = f_.hidden.shape[1], rows = f_.gate_up.weight.shape[1];
@@ -91,7 +103,7 @@ class SamePrecisionExperts {
       const Matrix gate_up = matrix(f_.gate_up, e, rows, hidden), down = matrix(f_.down, e, hidden, rows / 2);
       for (const auto [t, j] : pairs) {
         Pair p{e, t, j, static_cast<float>(get(f_.weights, {t, j})), gate_up, down, {}, {}, {}};
-        p.x = narrow(moe::reference::row_of(f_.hidden, t));
+        p.x = multiplied(narrow(moe::reference::row_of(f_.hidden, t)), f_.gate_up);
         auto gu = moe::reference::Row(std::size_t(rows)), size = gu;
         for (std::int64_t i = 0; i < rows; ++i) {
           float sum = static_cast<float>(gate_up.bias[i]), squares = sum * sum;
@@ -142,6 +154,7 @@ class SamePrecisionExperts {
       h[i] = to_dtype(a.h);
       h_size[i] = a.h_size;
     }
+    h = multiplied(h, f_.down);
     for (std::int64_t c = 0; c < hidden; ++c) {
       float y = static_cast<float>(p.down.bias[c]), squares = y * y;
       for (std::int64_t i = 0; i < inter; ++i) {
