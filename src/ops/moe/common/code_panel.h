@@ -42,7 +42,8 @@ TF_NOINLINE void dequantise_rows(const moe::WeightOperand& w, std::int64_t exper
   const std::int64_t stride = key_stride(depth), elements = stride * kElementsPerWord;
   const auto* code = static_cast<const typename W::Element*>(w.weight.data) + expert * w.weight.expert +
                      first_row * w.weight.row + stored<W>(from);
-  const auto* scale = static_cast<const float*>(w.scale.data) + expert * w.scale.expert + first_row * w.scale.row;
+  const auto* scale =
+      static_cast<const float*>(w.scale.data) + expert * w.scale.expert + first_row * w.scale.row;
   for (int r = 0; r < rows; ++r, code += w.weight.row, scale += w.scale.row, out += stride)
     for (std::int64_t d = 0; d < elements; d += kCodeRun) {
       alignas(32) std::int8_t buffer[kCodeRun];
@@ -50,8 +51,8 @@ TF_NOINLINE void dequantise_rows(const moe::WeightOperand& w, std::int64_t exper
       prefetch(at + kRowsAhead * w.weight.row);
       const std::int8_t* run = codes_of(at, depth - d, buffer, W{});
       const F s = set(w.group == 0 ? *scale : d < depth ? scale[(from + d) / w.group] : 0);
-      TF_UNROLL for (int i = 0; i < kCodeRun; i += kVecLanes)
-          if (d + i < elements) store_rounded(out + (d + i) / kElementsPerWord, mul(load_elements(run + i, I8{}), s));
+      TF_UNROLL for (int i = 0; i < kCodeRun; i += kVecLanes) if (d + i < elements)
+          store_rounded(out + (d + i) / kElementsPerWord, mul(load_elements(run + i, I8{}), s));
     }
   __builtin_memset(out, 0, sizeof(Word) * static_cast<std::size_t>((padded - rows) * stride));
 }

@@ -20,6 +20,7 @@ struct ByteRows {
   static constexpr int kWords = kElements / 2;
   // A lane's sum of a pair has 24 bits; 256 of them have 32.
   static constexpr std::int64_t kMostBlocks = 256 / (kElements / kShortStep);
+  static constexpr int kPairs = 6;
   static constexpr bool kWhole = true;
 
   template <int N, int R>
@@ -77,6 +78,7 @@ struct NibbleRows {
   static constexpr int kScales = kElements / kGroup;
   static constexpr int kWords = kElements / 2;
   static constexpr std::int64_t kMostBlocks = INT64_MAX;
+  static constexpr int kPairs = 4;
   static constexpr bool kWhole = true;
   static constexpr int kLaneElements = 8, kStep = kLaneElements * kVecLanes;
   static_assert(kElements % kStep == 0);
@@ -96,8 +98,8 @@ struct NibbleRows {
         const F s = spread<kGroup / kLaneElements>(scale[j] + step / kGroup);
         TF_UNROLL for (int n = 0; n < N; ++n) {
           I whole = set_int(0);
-          TF_UNROLL for (int k = 0; k < 4; ++k) whole = multiply_add_pairs(
-              whole, code[k], load_int(x + n * kWords + step / 2 + k * kVecLanes));
+          TF_UNROLL for (int k = 0; k < 4; ++k) whole =
+              multiply_add_pairs(whole, code[k], load_int(x + n * kWords + step / 2 + k * kVecLanes));
           sum[n][j] = fma(to_float(whole), s, sum[n][j]);
         }
         end_of_step();

@@ -8,9 +8,11 @@
 namespace tileformer::TILEFORMER_UNIT {
 
 // Lines of memory that are summed before a sum goes to y. More would spare reads and writes of y, but lines
-// often stand a power of two apart and push each other out of L1 (Zen 3: 16 lines, or asking for anything into
-// L1 ahead, cost a fifth of the bandwidth).
+// often stand a power of two apart and push each other out of L1 (Zen 3: 16 lines, or asking for anything
+// into L1 ahead, cost a fifth of the bandwidth).
 inline constexpr int kColumnLines = 8;
+// Packed rows that are multiplied together, at most.
+inline constexpr int kColumnPairs = 6;
 
 // Steps of columns in a cache line.
 template <class T>
@@ -64,7 +66,8 @@ TF_NOINLINE void add_some_lines(const typename T::Element* at, std::int64_t stri
 
 // Lines from element k on, times N packed rows from `pair` on.
 template <class T, int N>
-TF_NOINLINE void column_run(const StreamedProduct& s, const typename T::Element* at, std::int64_t k, int pair) {
+TF_NOINLINE void column_run(const StreamedProduct& s, const typename T::Element* at, std::int64_t k,
+                            int pair) {
   constexpr int C = steps_at_once<T>(N), kLine = kLineSteps<T> * kRowStep;
   const std::int64_t stride = s.w->weight.column;
   const Word* packed = s.packed + k / kElementsPerWord * s.pairs + pair;
@@ -78,7 +81,8 @@ TF_NOINLINE void column_run(const StreamedProduct& s, const typename T::Element*
           add_lines<T, N, C, false>(at + column + c, stride, packed, s.pairs, y + column + c, s.y_stride);
     }
   for (; column < s.rows; column += kRowStep)
-    add_some_lines<T, N>(at + column, stride, lines, s.rows - column, packed, s.pairs, y + column, s.y_stride);
+    add_some_lines<T, N>(at + column, stride, lines, s.rows - column, packed, s.pairs, y + column,
+                         s.y_stride);
 }
 
 template <class T>
@@ -86,11 +90,9 @@ TF_NOINLINE void sums_of_columns(const StreamedProduct& s) {
   const moe::ExpertOperand& w = s.w->weight;
   const auto* at = static_cast<const typename T::Element*>(w.data) + s.expert * w.expert + s.first_row;
   for (int n = 0; n < s.pairs; ++n)
-    __builtin_memset(s.y + n * s.y_stride, 0, sizeof(float) * streamed_rows(s.rows));
+    __builtin_memset(s.y + n * s.y_stride, 0, sizeof(float) * round_up(s.rows, kRowStep));
   for (std::int64_t k = 0; k < s.elements; k += kColumnLines, at += kColumnLines * w.column)
-    for_pairs_at_once(s.pairs, [&](int pair, int count) {
-      with_count(count, [&]<int N>() { column_run<T, N>(s, at, k, pair); });
-    });
+    for_shares<kColumnPairs>(s.pairs, [&]<int N>(int pair) { column_run<T, N>(s, at, k, pair); });
   for (int n = 0; n < s.pairs; ++n)
     for (int row = 0; row < s.rows; row += kRowStep) {
       float* y = s.y + n * s.y_stride + row;

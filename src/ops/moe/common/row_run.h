@@ -7,6 +7,7 @@
 //   kScales                  scales of a block, if rows have several
 //   kWords                   the block of a packed row that is multiplied with it
 //   kMostBlocks              whose sums fit before settle()
+//   kPairs                   packed rows that are multiplied together, at most
 //   kWhole                   packed rows are whole numbers, and followed by a factor each
 //   Sums<N, R>               of N packed rows and R rows of weights: add(at, scale, packed), settle(),
 //                            total(n, j)
@@ -48,6 +49,7 @@ struct PlainRows {
   static constexpr int kStepWords = Product::kKeyWords * kVecLanes;
   static constexpr int kWords = kElements / kRowStep * kStepWords;
   static constexpr std::int64_t kMostBlocks = INT64_MAX;
+  static constexpr int kPairs = 6;
   static constexpr bool kWhole = false;
 
   template <int N, int R>
@@ -117,7 +119,8 @@ TF_INLINE void sum_rows(const RowsInMemory<Row>& w, int first, const Word* packe
     scale[j] = Row::kScales ? w.scale + row * w.scale_stride : nullptr;
   }
   typename Row::template Sums<N, R> sums;
-  const std::int64_t near = near_bytes(R, w.stride * static_cast<std::int64_t>(sizeof(typename Row::Element)));
+  const std::int64_t near =
+      near_bytes(R, w.stride * static_cast<std::int64_t>(sizeof(typename Row::Element)));
   const auto advance = [&](std::int64_t blocks) __attribute__((always_inline)) {
     TF_NO_UNROLL for (std::int64_t b = 0; b < blocks; ++b) {
       TF_UNROLL for (int j = 0; j < R; ++j) TF_UNROLL for (int l = 0; l < Row::kBytes; l += kLineBytes) {
@@ -156,9 +159,9 @@ TF_NOINLINE void row_run(const RowsInMemory<Row>& w, const Word* packed, std::in
   constexpr int kParts = kVecLanes / 4, R = rows_at_once(N);
   for (int first = 0; first < w.rows; first += kVecLanes) {
     F sums[N][kParts];
-    TF_UNROLL for (int part = 0; part < kParts; ++part) {
+    TF_NO_UNROLL for (int part = 0; part < kParts; ++part) {
       F totals[4 / R][N][R];
-      TF_UNROLL for (int i = 0; i < 4 / R; ++i)
+      TF_NO_UNROLL for (int i = 0; i < 4 / R; ++i)
           sum_rows<Row, N, R>(w, first + 4 * part + i * R, packed, packed_block, totals[i]);
       const auto total = [&](int n, int j) __attribute__((always_inline)) { return totals[j / R][n][j % R]; };
       TF_UNROLL for (int n = 0; n < N; ++n) sums[n][part] =
@@ -195,18 +198,16 @@ TF_NOINLINE void sums_of_rows(const StreamedProduct& s) {
   if (scales) scales += s.expert * scale.expert;
   const std::int64_t packed_block = s.pairs * Row::kWords;
   const auto* factor = reinterpret_cast<const float*>(s.packed + row_blocks<Row>(s.elements) * packed_block);
-  const int at_once = s.pairs <= kPairsAtOnce ? s.rows : kVecLanes;
+  const int at_once = s.pairs <= Row::kPairs ? s.rows : kVecLanes;
   for (int first = 0; first < s.rows; first += at_once) {
     const std::int64_t row = s.first_row + first;
-    const RowsInMemory<Row> rows{data + row * weight.row, weight.row,
-                                 scales ? scales + row * scale.row : nullptr, scale.row,
-                                 min_of(at_once, s.rows - first), s.elements};
+    const RowsInMemory<Row> rows{
+        data + row * weight.row,         weight.row, scales ? scales + row * scale.row : nullptr, scale.row,
+        min_of(at_once, s.rows - first), s.elements};
     const float* row_scale = Row::kScales ? nullptr : rows.scale;
-    for_pairs_at_once(s.pairs, [&](int pair, int count) {
-      with_count(count, [&]<int N>() {
-        row_run<Row, N>(rows, s.packed + pair * Row::kWords, packed_block, factor + pair, row_scale,
-                        s.y + pair * s.y_stride + first, s.y_stride);
-      });
+    for_shares<Row::kPairs>(s.pairs, [&]<int N>(int pair) {
+      row_run<Row, N>(rows, s.packed + pair * Row::kWords, packed_block, factor + pair, row_scale,
+                      s.y + pair * s.y_stride + first, s.y_stride);
     });
   }
 }

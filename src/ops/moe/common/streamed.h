@@ -16,8 +16,6 @@ namespace tileformer::TILEFORMER_UNIT {
 
 // A run of more pairs is multiplied in tiles.
 inline constexpr int kMaxRowPairs = 12;
-// Pairs that are multiplied together; more take turns while a few rows of weights are in L1 or L2.
-inline constexpr int kPairsAtOnce = 6;
 
 // Rows [first_row, first_row + rows) of an expert's weights, `elements` long, times packed rows.
 struct StreamedProduct {
@@ -27,30 +25,32 @@ struct StreamedProduct {
   std::int64_t elements;
   int pairs;
   const Word* packed;
-  float* y;  // [pairs][y_stride], written in whole steps
+  float* y;  // [pairs][y_stride], written in whole steps of kRowStep
   std::int64_t y_stride;
 };
 
 // Floats of y that so many rows of weights take.
 TF_INLINE std::int64_t streamed_rows(std::int64_t rows) { return round_up(rows, kRowStep); }
 
-// Calls use(first, count) for shares of the pairs of nearly the same size.
-template <class Use>
-TF_INLINE void for_pairs_at_once(int pairs, Use use) {
-  const int shares = static_cast<int>(ceil_div(pairs, kPairsAtOnce));
-  for (int s = 0, first = 0; s < shares; ++s) {
-    const int count = pairs / shares + (s < pairs % shares);
-    use(first, count);
-    first += count;
-  }
-}
-
-// Calls use.operator()<N>() with the count as a constant.
-template <int N = kPairsAtOnce, class Use>
+// Calls use.operator()<N>() with the count, at most N, as a constant.
+template <int N, class Use>
 TF_INLINE void with_count(int count, Use use) {
   if constexpr (N > 1)
     if (count < N) return with_count<N - 1>(count, use);
   use.template operator()<N>();
+}
+
+// Calls use.operator()<N>(first) for shares of N pairs, at most kMost of them, of nearly the same size: they
+// are multiplied together; more take turns while a few rows of weights are in L1 or L2.
+template <int kMost, class Use>
+TF_INLINE void for_shares(int pairs, Use use) {
+  const int shares = static_cast<int>(ceil_div(pairs, kMost));
+  for (int s = 0, first = 0; s < shares; ++s) {
+    const int count = pairs / shares + (s < pairs % shares);
+    with_count<kMost>(
+        count, [&]<int N>() __attribute__((always_inline)) { use.template operator()<N>(first); });
+    first += count;
+  }
 }
 
 }  // namespace tileformer::TILEFORMER_UNIT

@@ -103,8 +103,7 @@ WeightGradientArgs weight_gradient_args(const GroupedMatmulBackwardArgs& args, s
 }
 
 std::int64_t wave_words(const ProductArgs& k, const Problem& p, const Unit& unit) {
-  const std::int64_t group = unit.run_words(k, unit.lanes, false),
-                     row = unit.run_words(k, 1, true);
+  const std::int64_t group = unit.run_words(k, unit.lanes, false), row = unit.run_words(k, 1, true);
   const std::int64_t all = p.rows * std::max(ceil_div(group, unit.lanes), row) + experts_with_rows(p) * group;
   return std::min(all, std::max(most_words(unit), kMaxGroups * group));
 }
