@@ -50,7 +50,9 @@ def test_codes_are_computed_as_the_numbers_they_stand_for(dtype, quantize, group
         gate_up_bias=packed.gate_up_bias.double(),
         down_bias=packed.down_bias.double(),
     )
-    atol = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype] * exact.abs().max()
+    # Few tokens meet codes with 15 bits of the largest activation.
+    fp32 = 1e-4 if tokens == 1 else 2e-6
+    atol = {torch.float32: fp32, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype] * exact.abs().max()
     torch.testing.assert_close(out.double(), exact, rtol=0, atol=atol.item())
 
 
