@@ -78,7 +78,7 @@ TEST(GroupedMatmulPlan, ProductWaves) {
     const Unit* unit;
     ASSERT_TRUE(units().choose(DType::f32, &unit));
     const ProductArgs k = product_args(args.forward, unit->row_step);
-    const std::int64_t least = 32 * unit->run_words(100, unit->lanes, false);
+    const std::int64_t least = 32 * unit->run_words(k, unit->lanes, false);
     for (std::int64_t words : {least, least + 5, 8 * least}) {
       std::int64_t row = 0;
       for (const ProductWave& wave : product_waves(k, kOffsets, *unit, words)) {
@@ -92,7 +92,7 @@ TEST(GroupedMatmulPlan, ProductWaves) {
           EXPECT_LE(run.first_row + run.rows, kOffsets[std::size_t(run.expert) + 1]);
           EXPECT_EQ(run.streamed, run.rows <= unit->streamed_rows);
           row += run.rows;
-          x += unit->run_words(100, run.rows, run.streamed);
+          x += unit->run_words(k, run.rows, run.streamed);
           for (int first = 0; first < run.rows; first += run.streamed ? run.rows : unit->lanes, ++group) {
             ASSERT_LT(group, wave.groups.size());
             EXPECT_EQ(&wave.runs[std::size_t(wave.groups[group].run)], &run);

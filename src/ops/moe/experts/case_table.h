@@ -42,7 +42,7 @@ namespace case_table {
 using Cases = std::vector<ExpertsCase>;
 
 inline void add_tokens(Cases& cases) {
-  for (std::int64_t n : {0, 1, 2, 3, 5, 9, 17, 33, 70, 260}) {
+  for (std::int64_t n : {0, 1, 2, 3, 5, 9, 13, 17, 33, 70, 260}) {
     const std::string name = "tokens" + std::to_string(n);
     cases.push_back({.name = name, .tokens = n});
     cases.push_back(
@@ -111,6 +111,7 @@ inline void add_features(Cases& cases) {
     add("interleaved", [](ExpertsCase& c) { c.interleaved = true; });
     add("transposed", [](ExpertsCase& c) { c.transposed = true; });
     add("transposed_padded", [](ExpertsCase& c) { c.transposed = c.padded = true; });
+    add("transposed_odd", [](ExpertsCase& c) { c.transposed = true, c.hidden = 37, c.inter = 85, c.k = 1; });
     add("transposed_interleaved_bias",
         [](ExpertsCase& c) { c.transposed = c.interleaved = c.bias = c.store = true; });
     add("padded", [](ExpertsCase& c) { c.padded = c.store = c.bias = true; });
@@ -135,6 +136,7 @@ inline void add_codes(Cases& cases) {
     };
     add("int8", DType::i8, [](ExpertsCase&) {});
     add("int8_odd", DType::i8, [](ExpertsCase& c) { c.hidden = 37, c.inter = 21, c.bias = c.padded = true; });
+    add("int8_long", DType::i8, [](ExpertsCase& c) { c.hidden = 330, c.inter = 130; });
     add("int8_interleaved", DType::i8, [](ExpertsCase& c) {
       c.interleaved = c.bias = c.store = true, c.activation = ExpertActivation::swiglu_oai;
     });
