@@ -73,14 +73,14 @@ struct ByteRows {
 template <int kGroup>
 struct NibbleRows {
   using Element = std::uint8_t;
-  static constexpr int kElements = 128;
+  static constexpr int kLaneElements = 8, kStep = kLaneElements * kVecLanes;
+  static constexpr int kElements = kStep > kGroup ? kStep : kGroup;
   static constexpr int kBytes = kElements / 2;
   static constexpr int kScales = kElements / kGroup;
   static constexpr int kWords = kElements / 2;
   static constexpr std::int64_t kMostBlocks = INT64_MAX;
   static constexpr int kPairs = 4;
   static constexpr bool kWhole = true;
-  static constexpr int kLaneElements = 8, kStep = kLaneElements * kVecLanes;
   static_assert(kElements % kStep == 0);
 
   template <int N, int R>
